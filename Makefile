@@ -70,7 +70,7 @@ venv: $(READY) ## .venv from the lock file (about two minutes, once)
 
 $(READY): $(LOCKED) pyproject.toml
 	@echo "== installing zerolayer itself into $(VENV)"
-	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@$(PIP) install -qq --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(LOCKED): $(LOCK)
@@ -81,13 +81,13 @@ $(LOCKED): $(LOCK)
 	@rm -rf $(VENV)
 	@"$(PYTHON)" -m venv $(VENV) 2>/dev/null || { rm -rf $(VENV); \
 	  "$(PYTHON)" -m venv --without-pip $(VENV); \
-	  "$(PYTHON)" -m pip --python $(BIN)/python install --quiet --no-input pip; }
+	  "$(PYTHON)" -m pip --python $(BIN)/python install -qq --no-input pip; }
 	@echo "== 2/3 downloading and installing $$(grep -c == $(LOCK)) pinned packages, 2 to 3 minutes"
 	@torch="$$(grep '^torch==' $(LOCK))"; \
-	  $(PIP) install --quiet --no-compile --no-deps "$$torch" 2>/dev/null || { \
+	  $(PIP) install -qq --no-compile --no-deps "$$torch" 2>/dev/null || { \
 	    echo "   $$torch is not on the configured index, taking it from $(TORCH_INDEX)"; \
-	    $(PIP) install --quiet --no-compile --no-deps --index-url $(TORCH_INDEX) "$$torch"; }
-	@$(PIP) install --progress-bar off --quiet --no-compile --no-deps -r $(LOCK)
+	    $(PIP) install -qq --no-compile --no-deps --index-url $(TORCH_INDEX) "$$torch"; }
+	@$(PIP) install -qq --no-compile --no-deps -r $(LOCK)
 	@echo "== 3/3 compiling them to bytecode on all cores"
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true
 	@touch $@
