@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from zerolayer.core.errors import ZeroLayerError
+
 WEIGHTS_FILE = "model.safetensors"
 FILES = (
     "config.json",
@@ -46,7 +48,7 @@ _CONTROL_TOKEN = 3  # `tokenizer.ggml.token_type` of a token that text can never
 _SAFETENSORS_ALIGN = 8  # bytes; the header is padded with spaces to it
 
 
-class UnsupportedGguf(Exception):
+class UnsupportedGguf(ZeroLayerError):
     """The file is not one that this module can turn into a Hugging Face folder."""
 
 

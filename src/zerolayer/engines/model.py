@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from zerolayer.core.errors import ZeroLayerError
 from zerolayer.engines import gguf_llama
 
 CONVERSION = 1  # raised when the files that this release writes differ from an older one's
@@ -28,7 +29,7 @@ Progress = Callable[[str, float], None]
 """Called with what is being done and how much of it is done, in [0, 1]."""
 
 
-class ModelUnavailable(Exception):
+class ModelUnavailable(ZeroLayerError):
     """The packaged model cannot be provided; the message names the path and the fix."""
 
 
