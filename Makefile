@@ -74,13 +74,13 @@ $(READY): $(LOCKED) pyproject.toml
 	@touch $@
 
 $(LOCKED): $(LOCK)
-	@if [ -z "$(PYTHON)" ] || ! "$(PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then \
-	  echo "zerolayer: Python 3.11 is needed, found: $$("$(PYTHON)" --version 2>&1 || echo none)" >&2; \
+	@if ! "$(PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then \
+	  echo "zerolayer: Python 3.11 is needed, found: $$("$(PYTHON)" --version 2>/dev/null || echo none)" >&2; \
 	  echo "  fix: apt-get install python3.11 python3.11-venv, or make PYTHON=/path/to/python3.11" >&2; exit 1; fi
 	@echo "== 1/3 creating $(VENV) with $$("$(PYTHON)" --version)"
 	@rm -rf $(VENV)
-	@"$(PYTHON)" -m venv $(VENV) 2>/dev/null || { rm -rf $(VENV); \
-	  "$(PYTHON)" -m venv --without-pip $(VENV); \
+	@"$(PYTHON)" -m venv $(VENV) >/dev/null 2>&1 || { rm -rf $(VENV); \
+	  "$(PYTHON)" -m venv --without-pip $(VENV) && \
 	  "$(PYTHON)" -m pip --python $(BIN)/python install -qq --no-input pip; }
 	@echo "== 2/3 downloading and installing $$(grep -c == $(LOCK)) pinned packages, 2 to 3 minutes"
 	@torch="$$(grep '^torch==' $(LOCK))"; \

@@ -42,6 +42,7 @@ PURE_ROOMS = (
 IMPURE = frozenset(
     {"asyncio", "threading", "time", "random", "os", "socket", "subprocess", "torch", "vllm"}
 )
+ENGINE = frozenset({"gguf", "torch", "transformers", "vllm", "zmq"})
 
 
 def product(sources: list[Source]) -> list[tuple[str, Source]]:
@@ -152,6 +153,15 @@ def test_pure_rooms_import_neither_clock_nor_chance_nor_io(sources: list[Source]
         if path.startswith(PURE_ROOMS) and imports(source.tree) & IMPURE
     ]
     assert not impure, impure
+
+
+def test_the_engine_is_imported_in_engines_and_app_alone(sources: list[Source]) -> None:
+    strangers = [
+        f"{source.path}: {', '.join(sorted(imports(source.tree) & ENGINE))}"
+        for path, source in product(sources)
+        if not path.startswith(("engines/", "app/")) and imports(source.tree) & ENGINE
+    ]
+    assert not strangers, strangers
 
 
 def test_only_the_command_line_reads_the_environment(sources: list[Source]) -> None:
