@@ -1,0 +1,122 @@
+"""What the dispatcher sees of all engines: one array per quantity, one element per slot.
+
+A structure of arrays, so that a decision over 256 engines is a handful of array operations. The
+serving process is the only door to its engines, so the stream counts in here are exact and change
+at the moment of a placement; what only the engine knows (KV use, step time) comes from its board.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from zerolayer.core.limits import ENGINES_MAX
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """What an engine's board and cost model say about it now."""
+
+    kv_used_fraction: float
+    """Share of its KV blocks in use, 0 to 1."""
+    in_flight_prefill_tokens: int
+    """Prompt tokens in the step that runs now. They are part of `waiting_tokens` until their
+    stream's first token comes, so a policy does not add them again."""
+    expected_step_s: float
+    """What a step costs now with the streams that it has, in seconds."""
+    prefill_s_per_token: float
+    """What each prompt token adds to a step, in seconds."""
+    decode_s_per_request: float
+    """What each decoding stream adds to a step, in seconds."""
+
+
+class FleetState:
+    """Load of N engines. Public arrays are for reading; change them through the methods."""
+
+    def __init__(self, engines: int) -> None:
+        """All engines closed, idle, in domain 0. Raises ValueError outside 1..ENGINES_MAX."""
+        if not 1 <= engines <= ENGINES_MAX:
+            raise ValueError(f"a fleet has 1 to {ENGINES_MAX} engines, not {engines}")
+        self.engines = engines
+        self.accepts: Bools = np.zeros(engines, dtype=np.bool_)
+        """May get new streams."""
+        self.suspect: Bools = np.zeros(engines, dtype=np.bool_)
+        """A step of it is late."""
+        self.domain: Ints = np.zeros(engines, dtype=np.int64)
+        """Engines of equal hardware share a number."""
+        self.running_requests = np.zeros(engines)
+        """Streams placed and not released."""
+        self.waiting_tokens = np.zeros(engines)
+        """Prompt tokens of streams whose first token has not come."""
+        self.running_tokens = np.zeros(engines)
+        """Context tokens of streams past their first token."""
+        self.kv_used_fraction = np.zeros(engines)
+        self.in_flight_prefill_tokens = np.zeros(engines)
+        self.expected_step_s = np.full(engines, 0.05)
+        self.prefill_s_per_token = np.full(engines, 0.0015)
+        self.decode_s_per_request = np.full(engines, 0.0005)
+        self.requests_max = np.full(engines, 256.0)
+        """Streams that one step can hold (`max_num_seqs`); more of them wait for a place."""
+        self.kv_tokens = np.full(engines, np.inf)
+        """KV capacity in tokens; infinite where it is not known yet."""
+
+    def set_capacity(self, engine: int, *, requests_max: int, kv_tokens: float) -> None:
+        """What the engine said of itself when it came up."""
+        self.requests_max[engine] = max(1, requests_max)
+        self.kv_tokens[engine] = max(1.0, kv_tokens)
+
+    def set_standing(self, engine: int, *, accepts: bool, suspect: bool = False) -> None:
+        """Whether the engine takes new streams, and whether it is only the last choice."""
+        self.accepts[engine] = accepts
+        self.suspect[engine] = suspect
+
+    def set_domain(self, engine: int, domain: int) -> None:
+        """Which engines count as equal to this one."""
+        self.domain[engine] = domain
+
+    def report(self, engine: int, report: EngineReport) -> None:
+        """Take over what the engine's board says."""
+        self.kv_used_fraction[engine] = min(1.0, max(0.0, report.kv_used_fraction))
+        self.in_flight_prefill_tokens[engine] = max(0, report.in_flight_prefill_tokens)
+        self.expected_step_s[engine] = max(0.0, report.expected_step_s)
+        self.prefill_s_per_token[engine] = max(0.0, report.prefill_s_per_token)
+        self.decode_s_per_request[engine] = max(0.0, report.decode_s_per_request)
+
+    def placed(self, engine: int, prompt_tokens: int) -> None:
+        """A stream was sent here with this many prompt tokens to compute."""
+        self.running_requests[engine] += 1
+        self.waiting_tokens[engine] += prompt_tokens
+
+    def first_token(self, engine: int, prompt_tokens: int) -> None:
+        """The first token of a stream came: its prompt (same number as in `placed`) is context
+        now."""
+        self._take(self.waiting_tokens, engine, prompt_tokens)
+        self.running_tokens[engine] += prompt_tokens
+
+    def grew(self, engine: int, tokens: int) -> None:
+        """Streams here got this many tokens longer."""
+        self.running_tokens[engine] += tokens
+
+    def released(self, engine: int, *, waiting_tokens: int, running_tokens: int) -> None:
+        """A stream left, with what it still had in either count (one of the two is 0)."""
+        self._take(self.running_requests, engine, 1)
+        self._take(self.waiting_tokens, engine, waiting_tokens)
+        self._take(self.running_tokens, engine, running_tokens)
+
+    def emptied(self, engine: int) -> None:
+        """The engine is gone or new: it holds nothing."""
+        for counts in (
+            self.running_requests, self.waiting_tokens, self.running_tokens,
+            self.kv_used_fraction, self.in_flight_prefill_tokens,
+        ):  # fmt: skip
+            counts[engine] = 0.0
+
+    @staticmethod
+    def _take(counts: Floats, engine: int, amount: int) -> None:
+        """Subtract, but never below zero: after `emptied`, late releases are no news."""
+        left = counts[engine] - amount
+        counts[engine] = left if left > 0.0 else 0.0

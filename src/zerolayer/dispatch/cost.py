@@ -1,0 +1,175 @@
+"""How long a step of an engine takes, learned while it runs.
+
+Model: seconds = b0 + b1*prefill + b2*decodes + b3*context + b4*prefill^2, every b at least zero. It
+is fitted by recursive least squares with forgetting, written as a Kalman filter (Ljung, *System
+Identification*, 2nd ed., section 11.2) so that the prior has a strength and a step that differs
+wildly can be clipped by its own uncertainty: an engine that turns 20 times slower must look slow
+for many steps, not teach the model that slow is normal.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from zerolayer.core.limits import COST_ERRORS_KEPT, STEP_SECONDS_MAX
+
+STEP_SECONDS_MIN = 1e-4
+"""No engine step is shorter; keeps ratios of actual to expected finite."""
+UNCLIPPED_STEPS = 8
+"""First steps of a model are believed as they come: the prior knows nothing of this machine."""
+CLIP_SIGMAS = 3.0
+"""A later step counts as at most this many standard deviations slower than predicted."""
+FORGETTING = 0.98
+"""Memory of about 50 steps: a GPU is learned in tens of steps, a busy box is followed in a
+hundred."""
+NOISE_SHARE = 0.15
+"""Standard deviation of a step around its mean, as a share of it; seen on two shared CPU cores."""
+NOISE_FLOOR_S = 2e-4
+
+_TOKENS = 1e-3  # features are thousands of tokens and tens of requests: numbers near 1
+_REQUESTS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What a step computes."""
+
+    prefill_tokens: int
+    decode_requests: int
+    context_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CostPrior:
+    """Where learning starts, in seconds, with a standard deviation each. The default is a 135M
+    model on two CPU cores; a standard deviation as large as its mean leaves room for a GPU."""
+
+    step_s: float = 0.050
+    step_sd: float = 0.050
+    prefill_s_per_ktoken: float = 1.5
+    prefill_sd: float = 1.5
+    decode_s_per_ten: float = 0.005
+    decode_sd: float = 0.005
+    context_s_per_ktoken: float = 0.001
+    context_sd: float = 0.002
+    prefill_s_per_ktoken_squared: float = 0.0
+    prefill_squared_sd: float = 0.1
+
+    def mean(self) -> tuple[float, float, float, float, float]:
+        """Coefficients b0 to b4 in the model's own units."""
+        return (
+            self.step_s, self.prefill_s_per_ktoken, self.decode_s_per_ten,
+            self.context_s_per_ktoken, self.prefill_s_per_ktoken_squared,
+        )  # fmt: skip
+
+    def deviations(self) -> tuple[float, float, float, float, float]:
+        """Standard deviations of b0 to b4."""
+        return (
+            self.step_sd, self.prefill_sd, self.decode_sd,
+            self.context_sd, self.prefill_squared_sd,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorPercentiles:
+    """|actual - predicted| / predicted of the last steps, each predicted before it was learned."""
+
+    steps: int
+    p50: float
+    p90: float
+    p99: float
+
+
+class StepCostModel:
+    """Predicts and learns the step time of one engine."""
+
+    def __init__(self, prior: CostPrior | None = None) -> None:
+        prior = prior or CostPrior()
+        self._b = np.array(prior.mean())
+        self._coefficients: tuple[float, ...] = prior.mean()
+        self._variance_max = np.square(np.array(prior.deviations()))
+        self._p = np.diag(self._variance_max)
+        self._errors: deque[float] = deque(maxlen=COST_ERRORS_KEPT)
+        self._steps = 0
+
+    @property
+    def steps(self) -> int:
+        """Steps learned from."""
+        return self._steps
+
+    def expected_s(self, prefill_tokens: int, decode_requests: int, context_tokens: int) -> float:
+        """Expected seconds of a step, within STEP_SECONDS_MIN..STEP_SECONDS_MAX."""
+        b = self._coefficients
+        prefill = prefill_tokens * _TOKENS
+        seconds = (
+            b[0]
+            + prefill * (b[1] + b[4] * prefill)
+            + b[2] * decode_requests * _REQUESTS
+            + b[3] * context_tokens * _TOKENS
+        )
+        return min(STEP_SECONDS_MAX, max(STEP_SECONDS_MIN, seconds))
+
+    @property
+    def prefill_s_per_token(self) -> float:
+        """What one more prompt token adds, in seconds."""
+        return self._coefficients[1] * _TOKENS
+
+    @property
+    def decode_s_per_request(self) -> float:
+        """What one more decoding stream adds, in seconds."""
+        return self._coefficients[2] * _REQUESTS
+
+    def observe(self, work: StepWork, seconds: float) -> None:
+        """Learn from a finished step. Seconds outside 0..STEP_SECONDS_MAX are cut to it; NaN is
+        ignored."""
+        if not seconds >= 0.0:
+            return
+        seconds = min(seconds, STEP_SECONDS_MAX)
+        expected = self.expected_s(work.prefill_tokens, work.decode_requests, work.context_tokens)
+        self._errors.append(abs(seconds - expected) / expected)
+        self._steps += 1
+        self._update(self._features(work), seconds, expected)
+
+    def error_percentiles(self) -> ErrorPercentiles:
+        """How far predictions were off lately; zeros before the first step."""
+        if not self._errors:
+            return ErrorPercentiles(0, 0.0, 0.0, 0.0)
+        p50, p90, p99 = np.quantile(np.array(self._errors), (0.5, 0.9, 0.99))
+        return ErrorPercentiles(len(self._errors), float(p50), float(p90), float(p99))
+
+    @staticmethod
+    def _features(work: StepWork) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        prefill = work.prefill_tokens * _TOKENS
+        return np.array(
+            (1.0, prefill, work.decode_requests * _REQUESTS, work.context_tokens * _TOKENS,
+             prefill * prefill)
+        )  # fmt: skip
+
+    def _update(
+        self,
+        x: np.ndarray[tuple[int], np.dtype[np.float64]],
+        seconds: float,
+        expected: float,
+    ) -> None:
+        px = self._p @ x
+        noise = NOISE_SHARE * expected + NOISE_FLOOR_S
+        variance = float(x @ px) + noise * noise
+        surprise = seconds - float(self._b @ x)
+        if self._steps > UNCLIPPED_STEPS:
+            surprise = min(surprise, CLIP_SIGMAS * variance**0.5)
+        gain = px / variance
+        # b below zero would make more work cheaper than less.
+        self._b = np.maximum(self._b + gain * surprise, 0.0)
+        self._p = (self._p - np.outer(gain, px)) / FORGETTING
+        self._limit_uncertainty()
+        self._coefficients = tuple(self._b.tolist())
+
+    def _limit_uncertainty(self) -> None:
+        """Forgetting must not blow up what is rarely seen (prefills): never less sure than the
+        prior."""
+        self._p = (self._p + self._p.T) * 0.5
+        shrink = np.sqrt(
+            np.minimum(1.0, self._variance_max / np.maximum(self._p.diagonal(), 1e-30))
+        )
+        self._p *= np.outer(shrink, shrink)
