@@ -1,4 +1,4 @@
-"""The packaged model as it is: the real wheel, converted, and loaded by the library that vLLM uses."""
+"""The packaged model as it is: the real wheel, converted, loaded by the library that vLLM uses."""
 
 import hashlib
 from pathlib import Path
@@ -11,8 +11,8 @@ from zerolayer.engines.model import default_model
 transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors")
 
-# Of all tensors in the order of their names, each as its name and its bfloat16 bytes, after
-# `AutoModelForCausalLM.from_pretrained(..., gguf_file=..., dtype=torch.bfloat16)` of transformers 5.19.
+# SHA-256 over all tensors in the order of their names, each as its name and its bfloat16 bytes, as
+# transformers 5.19 makes them: `AutoModelForCausalLM.from_pretrained(..., gguf_file=...)`.
 WEIGHTS_OF_TRANSFORMERS = "08587497151051bb64ba4ae8288856623bb8c6cd5dc22bb3bda06ebda07a1bcd"
 
 
