@@ -3,9 +3,14 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).parent
 ENGINE_TIMEOUT_S = 600  # an engine takes up to a minute to start on two busy cores
+
+# The same examples on every run, and no wall-clock limit for one: a shared core is slow at times.
+settings.register_profile("house", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("house")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
