@@ -51,7 +51,7 @@ check: venv ## formatting, lint, types, import layers, house rules
 	@echo "== ruff format";  $(BIN)/ruff format --check .
 	@echo "== ruff check";   $(BIN)/ruff check .
 	@echo "== mypy";         $(BIN)/mypy
-	@echo "== import layers"; $(BIN)/lint-imports --no-cache
+	@echo "== import layers"; $(BIN)/lint-imports --no-cache --no-logo
 	@echo "== house rules";  $(BIN)/python -m pytest -q tests/house
 
 format: venv ## apply ruff's formatting and its safe fixes
