@@ -97,12 +97,11 @@ class ArenaReader:
         wanted.reshape(-1)[:most] = token_ids[:most]
         rows = np.full(blocks, block_tokens)
         rows[-1] = most - (blocks - 1) * block_tokens
-        alive = self._generations[pages] == slot.page_generations[:blocks]
-        full_fence()
         equal = self._tokens[pages] == wanted
         filled = self._filled[pages] >= rows
         full_fence()
-        alive &= self._generations[pages] == slot.page_generations[:blocks]
+        # Checked last: a generation never comes back, so what was read before it belonged to it.
+        alive = self._generations[pages] == slot.page_generations[:blocks]
         leading = np.where(equal.all(axis=1), block_tokens, equal.argmin(axis=1))
         good = np.where(alive & filled, np.minimum(leading, rows), 0)
         short = np.flatnonzero(good < rows)
