@@ -1,10 +1,11 @@
 """How long a step of an engine takes, learned while it runs.
 
 Model: seconds = b0 + b1*prefill + b2*decodes + b3*context + b4*prefill^2, every b at least zero. It
-is fitted by recursive least squares with forgetting, written as a Kalman filter (Ljung, *System
-Identification*, 2nd ed., section 11.2) so that the prior has a strength and a step that differs
-wildly can be clipped by its own uncertainty: an engine that turns 20 times slower must look slow
-for many steps, not teach the model that slow is normal.
+is fitted by recursive least squares, written as a Kalman filter over drifting coefficients (Ljung,
+*System Identification*, 2nd ed., section 11.2): the prior has a strength, old steps are forgotten
+only where new ones tell more (plain exponential forgetting winds up when no prefill comes for
+minutes), and a step that differs wildly is clipped by its own uncertainty. An engine that turns 20
+times slower must look slow for many steps, not teach the model that slow is normal.
 """
 
 from collections import deque
@@ -20,15 +21,18 @@ UNCLIPPED_STEPS = 8
 """First steps of a model are believed as they come: the prior knows nothing of this machine."""
 CLIP_SIGMAS = 3.0
 """A later step counts as at most this many standard deviations slower than predicted."""
-FORGETTING = 0.98
-"""Memory of about 50 steps: a GPU is learned in tens of steps, a busy box is followed in a
-hundred."""
+DRIFT_SHARE = 0.02
+"""Each coefficient may drift by this share of itself per step: a memory of some tens of steps, so that
+a GPU is learned in as many and a busy box is followed in a hundred."""
+DRIFT_FLOOR_SHARE = 0.002
+"""The same as a share of the prior's deviation, for a coefficient that is near zero."""
 NOISE_SHARE = 0.15
 """Standard deviation of a step around its mean, as a share of it; seen on two shared CPU cores."""
 NOISE_FLOOR_S = 2e-4
 
 _TOKENS = 1e-3  # features are thousands of tokens and tens of requests: numbers near 1
 _REQUESTS = 0.1
+_DIAGONAL = np.arange(5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +92,8 @@ class StepCostModel:
         prior = prior or CostPrior()
         self._b = np.array(prior.mean())
         self._coefficients: tuple[float, ...] = prior.mean()
-        self._variance_max = np.square(np.array(prior.deviations()))
-        self._p = np.diag(self._variance_max)
+        self._deviations = np.array(prior.deviations())
+        self._p = np.diag(np.square(self._deviations))
         self._errors: deque[float] = deque(maxlen=COST_ERRORS_KEPT)
         self._steps = 0
 
@@ -159,17 +163,24 @@ class StepCostModel:
         if self._steps > UNCLIPPED_STEPS:
             surprise = min(surprise, CLIP_SIGMAS * variance**0.5)
         gain = px / variance
-        # b below zero would make more work cheaper than less.
-        self._b = np.maximum(self._b + gain * surprise, 0.0)
-        self._p = (self._p - np.outer(gain, px)) / FORGETTING
-        self._limit_uncertainty()
+        self._b = self._b + gain * surprise
+        self._p = self._p - np.outer(gain, px)
+        self._keep_positive()
+        self._drift()
         self._coefficients = tuple(self._b.tolist())
 
-    def _limit_uncertainty(self) -> None:
-        """Forgetting must not blow up what is rarely seen (prefills): never less sure than the
-        prior."""
+    def _keep_positive(self) -> None:
+        """More work never costs less. A coefficient below zero is conditioned to be zero: the others
+        take over what it stood for, so that the prediction of this step stays."""
+        for i in np.flatnonzero(self._b < 0.0):
+            if self._b[i] < 0.0 and self._p[i, i] > 0.0:
+                self._b = self._b - self._p[:, i] * (self._b[i] / self._p[i, i])
+        self._b = np.maximum(self._b, 0.0)
+
+    def _drift(self) -> None:
+        """Uncertainty grows with time, up to the prior's: a prefill may not come for minutes."""
+        step = np.maximum(DRIFT_SHARE * self._b, DRIFT_FLOOR_SHARE * self._deviations)
         self._p = (self._p + self._p.T) * 0.5
-        shrink = np.sqrt(
-            np.minimum(1.0, self._variance_max / np.maximum(self._p.diagonal(), 1e-30))
-        )
+        self._p[_DIAGONAL, _DIAGONAL] += step * step
+        shrink = np.minimum(1.0, self._deviations / np.sqrt(self._p.diagonal()))
         self._p *= np.outer(shrink, shrink)

@@ -53,7 +53,7 @@ class StepWatch:
             return None
         if now.step_started_ns == before.step_started_ns:
             return self._ended_in_place(before, now)
-        if before.step_ended_ns >= before.step_started_ns:
+        if before.step_ended_ns > before.step_started_ns:
             return None  # told when its end was read
         steps = max(1, now.step_seq - before.step_seq)
         if steps > 1:
@@ -65,7 +65,7 @@ class StepWatch:
 
     def _ended_in_place(self, before: StepSample, now: StepSample) -> FinishedStep | None:
         """The board still shows the same step: did its end appear?"""
-        ended = now.step_ended_ns >= now.step_started_ns > before.step_ended_ns
+        ended = now.step_ended_ns > now.step_started_ns >= before.step_ended_ns
         return _finished(before, now.step_ended_ns, now.step_ended_ns) if ended else None
 
     def _mean(self, before: StepSample, now: StepSample, steps: int) -> FinishedStep | None:

@@ -103,7 +103,8 @@ class EngineWatch:
         kind = _kind(done.work.prefill_tokens)
         bound = self._ratio_bound(kind, config, slowness)
         shortest_ns = done.seconds_min * 1e9
-        if shortest_ns > max(bound * expected_ns, expected_ns + SLOW_EXCESS_NS):
+        slow = shortest_ns > max(bound * expected_ns, expected_ns + SLOW_EXCESS_NS)
+        if slow and self._histories[kind].warm:
             if self._slow_steps == 0:
                 self._slow_since_ns = self.evidence.now_ns - int(shortest_ns)
             self._slow_steps += done.steps
