@@ -112,13 +112,14 @@ class ArenaLedger:
         """Gives a stream a slot. False: it has no snapshot, and `advance` returns None for it.
 
         Slots of finished streams are taken, oldest first, when no other is left. A stream that is
-        open under an older epoch is closed first; the same epoch again changes nothing.
+        open under an older epoch is closed first; the same epoch again changes nothing, and an
+        older one is refused.
         """
         known = self._streams.get(stream_id)
         if known is not None:
-            if known.epoch == epoch:
-                return not known.dropped
-            self.close(stream_id)
+            if epoch <= known.epoch:
+                return epoch == known.epoch and not known.dropped
+            self.close(stream_id, known.epoch)
         if self._slots_free:
             slot = self._slots_free.popleft()
         elif self._slots_finished:
@@ -142,6 +143,7 @@ class ArenaLedger:
         computed_tokens: int,
         block_hashes: Sequence[bytes],
         token_ids: Sequence[int],
+        epoch: int | None = None,
     ) -> SavePlan | None:
         """What to save so that as many as possible of `computed_tokens` tokens are in the arena.
 
@@ -150,11 +152,14 @@ class ArenaLedger:
         tokens from its first, at least `computed_tokens` of them; only the part that is written is
         read.
 
+        `epoch`: when given and not the open one, this is a late request of a stream that came back,
+        and nothing is saved for it.
+
         None: nothing to do, no snapshot, or no budget left. May drop streams, this one too: send
         `take_clears()` with the step.
         """
         stream = self._streams.get(stream_id)
-        if stream is None or stream.dropped:
+        if stream is None or stream.dropped or epoch not in (None, stream.epoch):
             return None
         computed_tokens = min(computed_tokens, self._tokens_max)
         behind = computed_tokens - stream.watermark
@@ -164,14 +169,18 @@ class ArenaLedger:
             return self._one_row(stream, block_hashes, token_ids[stream.watermark])
         return self._catch_up(stream, computed_tokens, block_hashes, token_ids)
 
-    def close(self, stream_id: str) -> None:
+    def close(self, stream_id: str, epoch: int | None = None) -> None:
         """The stream has ended here: full hashed pages become cold, the others free.
 
+        An `epoch` that is not the open one closes nothing: that request was replaced already.
         What it saved stays readable until its pages or its slot are needed. Unknown streams are
         fine.
         """
-        stream = self._streams.pop(stream_id, None)
-        if stream is None or stream.dropped:
+        stream = self._streams.get(stream_id)
+        if stream is None or epoch not in (None, stream.epoch):
+            return
+        del self._streams[stream_id]
+        if stream.dropped:
             return
         self._release(stream)
         if stream.planned:

@@ -1,4 +1,4 @@
-"""Files in shared memory and the memory behind them; with `records` the only user of mmap.
+"""Files in shared memory and the memory behind them; the only user of mmap.
 
 Every file is private: created with O_EXCL and mode 0600, opened with O_NOFOLLOW, and refused when
 it is not a regular file of this user or open to others. So no other user can plant or read one.
@@ -10,6 +10,7 @@ import os
 import platform
 import stat
 import threading
+import weakref
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -108,6 +109,7 @@ class MappedFile:
     def __init__(self, path: Path, fd: int, file_bytes: int, *, writable: bool) -> None:
         self.path = path
         self.fd = fd
+        self._give_back_fd = weakref.finalize(self, os.close, fd)
         self.writable = writable
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
         self._map = mmap.mmap(fd, file_bytes, access=access)
@@ -142,9 +144,7 @@ class MappedFile:
         # A page view that lives on somewhere ends the mapping when it goes.
         with contextlib.suppress(BufferError):
             self._map.close()
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        self._give_back_fd()
 
 
 class ArenaFile(MappedFile):

@@ -156,6 +156,19 @@ def test_a_newer_epoch_takes_another_slot_generation() -> None:
     assert (first.slot, first.slot_generation) != (second.slot, second.slot_generation)
 
 
+def test_a_late_request_of_an_older_epoch_changes_nothing() -> None:
+    ledger = ArenaLedger(small_geometry(), 4)
+    ledger.open("s", 2)
+    advance(ledger, "s", 4)
+    assert not ledger.open("s", 1)
+    ledger.close("s", epoch=1)
+    assert ledger.advance("s", 8, [], tokens_of(0), epoch=1) is None
+    assert ledger.watermark("s") == 4
+    assert ledger.advance("s", 5, [], tokens_of(0), epoch=2) is not None
+    ledger.close("s", epoch=2)
+    assert ledger.watermark("s") is None
+
+
 def test_past_the_longest_page_list_nothing_more_is_saved() -> None:
     ledger = ArenaLedger(small_geometry(), 16)
     ledger.open("s", 0)

@@ -1,5 +1,6 @@
 import hashlib
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,15 @@ class WriterDied(Exception):
 
 
 class DyingMover(LocalMover):
-    """Stops before store number `stores_left`, as a killed process does."""
+    """Stops before store number `stores_left`, as a killed process does; may look at each."""
 
     def __init__(self, file: ArenaFile, stores_left: int) -> None:
         super().__init__(file)
         self.stores_left = stores_left
+        self.look: Callable[[], object] = lambda: None
 
     def _spend(self) -> None:
+        self.look()
         if self.stores_left == 0:
             raise WriterDied
         self.stores_left -= 1
@@ -76,9 +79,13 @@ class DyingMover(LocalMover):
 class Engine:
     """Ledger, writer and a reader over one file, with a death after a number of stores."""
 
-    def __init__(self, folder: Path, stores: int = 1 << 60, page_count: int = 10) -> None:
-        self.file = ArenaFile.create(folder / "a.kv", small_geometry(page_count), FINGERPRINT)
-        self.writer = ArenaWriter(self.file, DyingMover(self.file, stores), lambda: 1)
+    def __init__(
+        self, folder: Path, stores: int = 1 << 60, page_count: int = 10, slot_count: int = 4
+    ) -> None:
+        geometry = small_geometry(page_count, slot_count)
+        self.file = ArenaFile.create(folder / "a.kv", geometry, FINGERPRINT)
+        self.mover = DyingMover(self.file, stores)
+        self.writer = ArenaWriter(self.file, self.mover, lambda: 1)
         self.ledger = ArenaLedger(self.file.geometry, 3)
         self.reader = ArenaReader(folder / "a.kv", FINGERPRINT)
         self.promised: dict[str, set[int]] = {}
@@ -267,6 +274,30 @@ def test_a_writer_that_dies_between_any_two_stores_leaves_only_true_tokens(
             pass
         for variant in range(4):
             engine.check(f"s{variant}", variant)
+        engine.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), min_size=4, max_size=16),
+)
+def test_a_reader_that_looks_between_any_two_stores_sees_only_true_tokens(
+    steps: list[tuple[int, int]],
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        engine = Engine(Path(folder), page_count=6, slot_count=2)
+        engine.mover.look = lambda: [engine.check(f"s{variant}", variant) for variant in range(4)]
+        counts: dict[int, int] = {}
+        for variant, by in steps:
+            name = f"s{variant}"
+            if not engine.ledger.open(name, 0):
+                gone = min(counts)
+                engine.ledger.close(f"s{gone}")
+                del counts[gone]
+                engine.ledger.open(name, 0)
+            counts[variant] = min(24, counts.get(variant, 0) + by)
+            engine.grow(name, variant, counts[variant])
+            engine.end_step()
         engine.close()
 
 
