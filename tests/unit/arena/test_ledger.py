@@ -217,12 +217,13 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(
         data=st.data(),
-        by=st.sampled_from([1, 1, 2, 4, 8, 16]),
+        by=st.sampled_from([1, 1, 2, 4, 8, 12]),
         hashing=st.sampled_from([True, True, False]),
+        ends_step=st.booleans(),
     )
-    def grow(self, data: st.DataObject, by: int, hashing: bool) -> None:
+    def grow(self, data: st.DataObject, by: int, hashing: bool, ends_step: bool) -> None:
         if not self.live:
-            return
+            self.open_stream(by % 4)
         name = data.draw(st.sampled_from(sorted(self.live)))
         tokens = tokens_of(self.live[name])
         count = min(24, self.computed[name] + by)
@@ -231,6 +232,8 @@ class LedgerMachine(RuleBasedStateMachine):
         plan = self.ledger.advance(name, count, hashes, tokens)
         if plan is not None:
             self.carry_out(name, plan, tokens)
+        if ends_step:
+            self.next_step()
 
     @rule(data=st.data())
     def close_stream(self, data: st.DataObject) -> None:
