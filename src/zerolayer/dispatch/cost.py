@@ -22,8 +22,8 @@ UNCLIPPED_STEPS = 8
 CLIP_SIGMAS = 3.0
 """A later step counts as at most this many standard deviations slower than predicted."""
 DRIFT_SHARE = 0.02
-"""Each coefficient may drift by this share of itself per step: a memory of some tens of steps, so that
-a GPU is learned in as many and a busy box is followed in a hundred."""
+"""Each coefficient may drift by this share of itself per step: a memory of some tens of steps, so
+that a GPU is learned in as many and a busy box is followed in a hundred."""
 DRIFT_FLOOR_SHARE = 0.002
 """The same as a share of the prior's deviation, for a coefficient that is near zero."""
 NOISE_SHARE = 0.15
@@ -170,8 +170,8 @@ class StepCostModel:
         self._coefficients = tuple(self._b.tolist())
 
     def _keep_positive(self) -> None:
-        """More work never costs less. A coefficient below zero is conditioned to be zero: the others
-        take over what it stood for, so that the prediction of this step stays."""
+        """More work never costs less. A coefficient below zero is conditioned to be zero: the
+        others take over what it stood for, so that the prediction of this step stays."""
         for i in np.flatnonzero(self._b < 0.0):
             if self._b[i] < 0.0 and self._p[i, i] > 0.0:
                 self._b = self._b - self._p[:, i] * (self._b[i] / self._p[i, i])

@@ -17,6 +17,9 @@
 
 Ticks come every 10 to 20 ms. A tick that comes over TICK_LATE_NS late says that this process, or
 the box, slept: that time is held against no engine.
+
+The expected times must not come from the fault itself: who feeds the cost model leaves out the
+steps of an engine whose `phase` is COMMITTED.
 """
 
 from collections.abc import Mapping
@@ -67,8 +70,10 @@ class StallDetector:
         self._starved_spell = False
 
     def tick(self, now_ns: int, evidence: Mapping[int, EngineEvidence]) -> list[Verdict]:
-        """Verdicts from the evidence of every engine that has a process (or has just lost it).
+        """Verdicts from the evidence of every engine that came up and has a process, or just lost
+        it.
 
+        An engine that still starts is left out: nothing can be moved to it, and its load is noise.
         An engine that is left out is not judged at this tick. Order: clears and suspicions by slot,
         then starvation, then commits by slot.
         """

@@ -110,7 +110,9 @@ class EngineWatch:
             self._slow_steps += done.steps
         else:
             self._slow_steps = 0
-        self._histories[kind].add(done.seconds * 1e9 / expected_ns)
+        if not (slow and self.phase is Phase.COMMITTED):
+            # A slow engine that is asked again and again to prove itself must not become usual.
+            self._histories[kind].add(done.seconds * 1e9 / expected_ns)
         self._last_kind, self._last_finished_ns = kind, self.evidence.now_ns
 
     def _note_progress(self, before: EngineEvidence) -> None:

@@ -1,0 +1,44 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zerolayer.core.fleet_state import FleetState
+from zerolayer.core.limits import ENGINES_MAX
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4_000), st.booleans()), max_size=40))
+def test_counts_return_to_zero_when_every_stream_is_released(
+    streams: list[tuple[int, int, bool]],
+) -> None:
+    fleet = FleetState(4)
+    for engine, prompt, _ in streams:
+        fleet.placed(engine, prompt)
+    assert fleet.running_requests.sum() == len(streams)
+    assert fleet.waiting_tokens.sum() == sum(prompt for _, prompt, _ in streams)
+    for engine, prompt, began in streams:
+        if began:
+            fleet.first_token(engine, prompt)
+            fleet.grew(engine, 7)
+            fleet.released(engine, waiting_tokens=0, running_tokens=prompt + 7)
+        else:
+            fleet.released(engine, waiting_tokens=prompt, running_tokens=0)
+    for counts in (fleet.running_requests, fleet.waiting_tokens, fleet.running_tokens):
+        assert not counts.any()
+
+
+def test_a_release_after_the_engine_was_emptied_does_not_go_below_zero() -> None:
+    fleet = FleetState(2)
+    fleet.placed(0, 100)
+    fleet.emptied(0)
+    fleet.released(0, waiting_tokens=100, running_tokens=0)
+    assert (fleet.running_requests[0], fleet.waiting_tokens[0]) == (0, 0)
+
+
+def test_a_new_fleet_accepts_nothing() -> None:
+    assert not FleetState(3).accepts.any()
+
+
+@pytest.mark.parametrize("engines", [0, ENGINES_MAX + 1])
+def test_a_fleet_outside_its_limits_is_refused(engines: int) -> None:
+    with pytest.raises(ValueError, match="1 to 256"):
+        FleetState(engines)
