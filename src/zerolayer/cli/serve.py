@@ -1,0 +1,179 @@
+"""`zerolayer serve`: a fleet of vLLM engines behind one OpenAI server."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from zerolayer.cli import before_start, environment
+from zerolayer.cli.parsing import PassThroughCommand, passed_through
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+app = typer.Typer()
+
+PACKAGED_NAME = "smollm2-135m-instruct"
+SHM = Path("/dev/shm")
+HELP = (
+    "Serve a model on several vLLM engines behind one OpenAI-compatible address.\n\n"
+    "An engine that dies or hangs is replaced, and its answers go on from another engine: nothing "
+    "is lost or said twice, and no connection breaks. Words behind -- go to vLLM unchanged."
+)
+EXAMPLE = (
+    "Example: zerolayer serve mistralai/Mistral-7B-v0.3 --engines 4 "
+    "-- --max-model-len 4096 --gpu-memory-utilization 0.2"
+)
+
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        help="Folder of a model, or its name on the Hugging Face hub. "
+        "Without it: the small packaged SmolLM2-135M-Instruct."
+    ),
+]
+Engines = Annotated[
+    int, typer.Option(help="vLLM engines to run; each is a process tree of its own.")
+]
+Host = Annotated[str, typer.Option(help="Address to listen on.")]
+Port = Annotated[int, typer.Option(help="Port to listen on.")]
+Snapshots = Annotated[
+    bool,
+    typer.Option(
+        help="Save each new token's KV cache to shared memory, so that another engine can go on "
+        "from it. Without: a moved stream is computed again."
+    ),
+]
+SnapshotGib = Annotated[
+    float,
+    typer.Option(
+        help="Most shared memory per engine for snapshots, in GiB; never more than the engine's "
+        "own KV cache."
+    ),
+]
+WaitForEngine = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        help="How long a stream waits for a restarted engine when none is left.",
+    ),
+]
+LogDir = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder for the engines' logs. Default: one of this start's own under "
+        "~/.local/state/zerolayer/logs, of which the newest 20 are kept.",
+        show_default=False,
+    ),
+]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Show vLLM's own log and each HTTP request.")
+]
+
+
+@dataclass(frozen=True)
+class ServeWords:
+    """What was typed, checked for what can be checked without vLLM."""
+
+    model: str | None
+    """None: the packaged one."""
+    engines: int
+    host: str
+    port: int
+    snapshots: bool
+    snapshot_bytes: int
+    wait_for_engine_s: float
+    log_dir: Path
+    verbose: bool
+    vllm_args: tuple[str, ...]
+
+
+@app.command(cls=PassThroughCommand, help=HELP, epilog=EXAMPLE)
+def serve(
+    ctx: typer.Context,
+    model: Model = None,
+    engines: Engines = 2,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    snapshots: Snapshots = True,
+    snapshot_gib: SnapshotGib = 1.0,
+    wait_for_engine: WaitForEngine = 120.0,
+    log_dir: LogDir = None,
+    verbose: Verbose = False,
+) -> None:
+    """See `HELP`."""
+    before_start.check_numbers(engines, port, snapshot_gib, wait_for_engine)
+    if model is not None:
+        model = before_start.check_model(model)
+    before_start.check_shared_memory(SHM)
+    before_start.check_port_free(host, port)
+    words = ServeWords(
+        model=model, engines=engines, host=host, port=port, snapshots=snapshots,
+        snapshot_bytes=int(snapshot_gib * 2**30), wait_for_engine_s=wait_for_engine,
+        log_dir=log_dir or environment.new_log_dir(datetime.now()), verbose=verbose,
+        vllm_args=passed_through(ctx),
+    )  # fmt: skip
+    before_start.check_log_dir(words.log_dir)
+    raise typer.Exit(_run(words))
+
+
+def _run(words: ServeWords) -> int:
+    """Start, show, serve; returns the exit status."""
+    environment.set_vllm_defaults(
+        verbose=words.verbose,
+        packaged_model=words.model is None,
+        nvidia=environment.nvidia_present(),
+    )
+    # vLLM reads its settings when it is imported: whatever imports it comes after them.
+    from rich.console import Console
+
+    from zerolayer.cli.serve_progress import ServeProgress
+
+    console = Console(stderr=True)
+    progress = ServeProgress(console)
+    if words.snapshots:
+        note = before_start.snapshot_room_note(SHM, words.engines, words.snapshot_bytes)
+        if note is not None:
+            progress.line("note", note, "yellow")
+    model = words.model or _packaged_model(console)
+    many = "s" if words.engines > 1 else ""
+    progress.line("fleet", f"{model} on {words.engines} engine{many}, logs in {words.log_dir}")
+    progress.line("fleet", "loading vLLM")
+
+    from zerolayer.app.serve import ServeOptions, run_serve
+
+    options = ServeOptions(
+        model=model, engines=words.engines, host=words.host, port=words.port,
+        snapshots=words.snapshots, snapshot_bytes=words.snapshot_bytes,
+        wait_for_engine_s=words.wait_for_engine_s, log_dir=words.log_dir,
+        vllm_args=vllm_args(words), environment={},
+    )  # fmt: skip
+    return run_serve(options, progress.on_event)
+
+
+def vllm_args(words: ServeWords) -> tuple[str, ...]:
+    """The user's words for vLLM, with ours before them where the user gave none."""
+    ours: list[str] = []
+    if words.model is None and not _gives(words.vllm_args, "--served-model-name"):
+        ours += ["--served-model-name", PACKAGED_NAME]
+    if not words.verbose:
+        if not _gives(words.vllm_args, "--uvicorn-log-level"):
+            ours += ["--uvicorn-log-level", "warning"]
+        if not _gives(words.vllm_args, "--disable-uvicorn-access-log"):
+            ours += ["--disable-uvicorn-access-log"]
+    return (*ours, *words.vllm_args)
+
+
+def _gives(words: tuple[str, ...], flag: str) -> bool:
+    return any(word == flag or word.startswith(f"{flag}=") for word in words)
+
+
+def _packaged_model(console: "Console") -> str:
+    """The folder of the packaged model, converted now if it is not there yet."""
+    from zerolayer.cli.serve_progress import ModelProgress
+    from zerolayer.engines.model import default_model
+
+    with ModelProgress(console) as progress:
+        return str(default_model(environment.cache_dir(), progress))
