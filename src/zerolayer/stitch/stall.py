@@ -133,7 +133,7 @@ class StallDetector:
             watch = self._watches[slot]
             reason = watch.suspicion(self.config)
             if watch.phase is Phase.COMMITTED:
-                if reason is None and self._may_return(now_ns, watch):
+                if self._may_return(now_ns, watch):
                     watch.phase = Phase.CLEAR
                     verdicts.append(Clear(slot))
             elif watch.phase is Phase.CLEAR and reason is not None:
@@ -144,10 +144,13 @@ class StallDetector:
                 verdicts.append(Clear(slot))
         return verdicts
 
-    @staticmethod
-    def _may_return(now_ns: int, watch: EngineWatch) -> bool:
-        ready = watch.readmission.may_return(now_ns, watch.evidence.step_seq)
-        return ready and watch.steps_in_time
+    def _may_return(self, now_ns: int, watch: EngineWatch) -> bool:
+        """Its proofs are there, and nothing speaks against it now. Its streams were moved, so
+        without a step at work it owes none."""
+        evidence = watch.evidence
+        at_fault = evidence.step_started_ns > 0 and watch.is_late(self.config)
+        proved = watch.readmission.may_return(now_ns, evidence.step_seq)
+        return proved and watch.steps_in_time and not at_fault
 
     def _starved(self, present: list[int]) -> tuple[frozenset[int], bool]:
         """Engines whose lateness is the box's, and whether a single engine is at work."""

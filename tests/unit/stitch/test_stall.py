@@ -312,6 +312,16 @@ def test_a_stalled_engine_returns_only_after_a_round_trip_and_steps_in_time() ->
     assert [seen.verdict for seen in fleet.of(Clear)] == [Clear(0)]
 
 
+def test_a_stalled_engine_that_counts_as_owing_returns_while_it_is_idle() -> None:
+    """Its watchman wants a probe's step from it all the time; between two of them it owes none."""
+    fleet = busy_fleet(9)
+    stall_and_wake(fleet)
+    fleet.always_owing = frozenset({0})
+    probe(fleet, 0)
+    fleet.run(5)
+    assert [seen.verdict for seen in fleet.of(Clear)] == [Clear(0)]
+
+
 def test_a_report_without_a_step_proves_nothing() -> None:
     fleet = busy_fleet(9, at_work=(1,))
     fleet.engines[0].place(10, 1_000)

@@ -150,6 +150,7 @@ class VirtualFleet:
         self.now_ns = SECOND
         self.tick_ns = tick_ns
         self.log: list[Seen] = []
+        self.always_owing: frozenset[int] = frozenset()
         self.before_tick: Callable[[int], None] = lambda now_ns: None
         self.arrivals: deque[tuple[int, int, int, int]] = deque()  # (at_ns, engine, prompt, output)
         for engine in engines:
@@ -191,7 +192,7 @@ class VirtualFleet:
         )
         return EngineEvidence(
             now_ns=self.now_ns,
-            owes_work=bool(engine.streams),
+            owes_work=bool(engine.streams) or slot in self.always_owing,
             step_seq=engine.seq,
             step_started_ns=engine.started_ns,
             prefill_tokens=work.prefill_tokens,
