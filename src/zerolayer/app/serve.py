@@ -1,0 +1,294 @@
+"""`zerolayer serve`: vLLM's own OpenAI server in front of our fleet."""
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.entrypoints.launchers.launcher import serve_http, setup_server
+from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
+from vllm.exceptions import GenerationError, RetryableRequestError
+from vllm.platforms import current_platform
+from vllm.reasoning import ReasoningParserManager
+from vllm.tool_parsers import ToolParserManager
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.core_client import EngineCoreClient
+
+from zerolayer.arena.runtime_dir import RuntimeDir, reclaim
+from zerolayer.core.errors import ConfigError, EngineError, ZeroLayerError
+from zerolayer.core.outcome import Outcome
+from zerolayer.engines.client import FleetClient
+from zerolayer.engines.fleet import Fleet, FleetEvent, FleetSettings, connector_config
+from zerolayer.engines.status import status_of
+from zerolayer.engines.usage import install_usage_extras
+from zerolayer.engines.version import require_supported_vllm
+from zerolayer.gateway.routes import Health, admin_routes
+from zerolayer.gateway.sse import NoDoneAfterError
+
+OnEvent = Callable[[FleetEvent], None]
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What `zerolayer serve` was asked for."""
+
+    model: str
+    """Path of a model folder, or a hub name."""
+    engines: int
+    host: str
+    port: int
+    snapshots: bool
+    snapshot_bytes: int
+    """Largest arena per engine and rank, in bytes."""
+    wait_for_engine_s: float
+    """How long a stream waits when no engine is left."""
+    log_dir: Path
+    vllm_args: tuple[str, ...]
+    """Passed to vLLM's own parser."""
+    environment: Mapping[str, str]
+    """Set in each engine's process before vLLM starts."""
+
+
+def run_serve(options: ServeOptions, on_event: OnEvent) -> int:
+    """Serve until SIGINT or SIGTERM; returns the exit status.
+
+    Raises `ZeroLayerError` with one clear sentence when it cannot start.
+    """
+    require_supported_vllm()
+    reclaim()
+    args = parse_vllm_args(options)
+    try:
+        listen_address, sock = setup_server(args, reuse_port=False)
+    except OSError as cause:
+        raise ConfigError(
+            "--port", options.port, f"it cannot be bound on {options.host} ({cause.strerror}); "
+            "choose a free port with --port"
+        ) from cause  # fmt: skip
+    with contextlib.closing(sock):
+        try:
+            return uvloop.run(_serve(options, args, listen_address, sock, on_event))
+        except _Stopped:
+            return 0
+        except BaseExceptionGroup as group:
+            ours = group.subgroup(ZeroLayerError)
+            if ours is None:
+                raise
+            raise _first_error(ours) from group
+
+
+def parse_vllm_args(options: ServeOptions) -> argparse.Namespace:
+    """vLLM's own arguments, with what Zero-Layer decides already in them."""
+    parser = make_arg_parser(FlexibleArgumentParser(prog="zerolayer serve MODEL --"))
+    words = ["--host", options.host, "--port", str(options.port), *options.vllm_args]
+    if current_platform.is_cpu() and not _given("--block-size", options.vllm_args):
+        words += ["--block-size", "32"]
+    args: argparse.Namespace = parser.parse_args([options.model, *words])
+    args.model = options.model
+    validate_parsed_serve_args(args)
+    for name in ("data_parallel_size", "api_server_count"):
+        if (getattr(args, name, None) or 1) > 1:
+            raise ConfigError(
+                f"--{name.replace('_', '-')}",
+                getattr(args, name),
+                "leave it out: the fleet's size is --engines",
+            )
+    return args
+
+
+def _given(flag: str, words: tuple[str, ...]) -> bool:
+    return any(word == flag or word.startswith(f"{flag}=") for word in words)
+
+
+class _Stopped(Exception):
+    """SIGINT or SIGTERM came before the server had its own handlers."""
+
+
+async def _serve(
+    options: ServeOptions,
+    args: argparse.Namespace,
+    listen_address: str,
+    sock: socket.socket,
+    on_event: OnEvent,
+) -> int:
+    for plugin, manager in (
+        (args.tool_parser_plugin, ToolParserManager.import_tool_parser),
+        (args.reasoning_parser_plugin, ReasoningParserManager.import_reasoning_parser),
+    ):
+        if plugin:
+            manager(plugin)
+    vllm_config = _engine_config(args, options.model)
+    url = _url(listen_address, options)
+    runtime = RuntimeDir.create(url=url, model=options.model, started_unix=time.time())
+    try:
+        settings = _fleet_settings(options)
+        with _stop_on_signals():
+            async with Fleet.running(vllm_config, runtime, settings, on_event) as fleet:
+                await fleet.first_ready()
+                finish = await _serve_http(fleet, args, listen_address, sock, url)
+        await finish
+    finally:
+        runtime.remove()
+    return 0
+
+
+def _url(listen_address: str, options: ServeOptions) -> str:
+    host = "127.0.0.1" if options.host in ("", "0.0.0.0") else options.host
+    return listen_address if listen_address.startswith("unix:") else f"http://{host}:{options.port}"
+
+
+def _engine_config(args: argparse.Namespace, model: str) -> Any:
+    """vLLM's config. What vLLM says of a wrong model becomes one sentence."""
+    engine_args = AsyncEngineArgs.from_cli_args(args)
+    if engine_args.kv_transfer_config is not None:
+        raise ConfigError(
+            "--kv-transfer-config",
+            engine_args.kv_transfer_config.kv_connector,
+            "leave it out: Zero-Layer uses vLLM's connector slot for its own snapshots",
+        )
+    engine_args.kv_transfer_config = connector_config()
+    try:
+        return engine_args.create_engine_config()
+    except (ValueError, OSError) as cause:
+        first = str(cause).strip().splitlines()[-1] if str(cause).strip() else repr(cause)
+        raise ConfigError(
+            "MODEL", model, f"vLLM cannot use it with these arguments: {first[:400]}"
+        ) from cause
+
+
+def _fleet_settings(options: ServeOptions) -> FleetSettings:
+    environment = dict(options.environment)
+    if current_platform.is_cpu():
+        # The worker forks from its core, which has everything imported: 5 s a start, not 10.
+        environment.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "fork")
+    return FleetSettings(
+        engines=options.engines,
+        snapshots=options.snapshots,
+        snapshot_bytes=options.snapshot_bytes,
+        wait_for_engine_s=options.wait_for_engine_s,
+        log_dir=options.log_dir,
+        environment=environment,
+    )
+
+
+async def _serve_http(
+    fleet: Fleet, args: argparse.Namespace, listen_address: str, sock: socket.socket, url: str
+) -> Any:
+    """vLLM's own application with our routes in front, until a signal ends it.
+
+    Returns the rest of the server's shutdown, to be awaited after the fleet has ended.
+    """
+    install_usage_extras()
+    async with _async_llm(fleet, args) as llm:
+        tasks = await llm.get_supported_tasks()
+        app = build_app(args, tasks, llm.model_config)
+        await init_app_state(llm, app.state, args, tasks)
+        app.router.routes[:0] = admin_routes(
+            health=lambda: Health(fleet.engines_ready(), fleet.settings.engines),
+            status=lambda: status_of(fleet),
+        )
+        app.add_middleware(NoDoneAfterError)
+        fleet.note_all(f"serving at {url}")
+        log_config = get_uvicorn_log_config(args)
+        more = {} if log_config is None else {"log_config": log_config}
+        return await serve_http(
+            app,
+            sock=sock,
+            enable_ssl_refresh=args.enable_ssl_refresh,
+            host=args.host,
+            port=args.port,
+            log_level=args.uvicorn_log_level,
+            access_log=not args.disable_uvicorn_access_log,
+            ssl_keyfile=args.ssl_keyfile,
+            ssl_certfile=args.ssl_certfile,
+            ssl_ca_certs=args.ssl_ca_certs,
+            ssl_cert_reqs=args.ssl_cert_reqs,
+            ssl_ciphers=args.ssl_ciphers,
+            h11_max_incomplete_event_size=args.h11_max_incomplete_event_size,
+            h11_max_header_count=args.h11_max_header_count,
+            **more,
+        )
+
+
+@contextlib.asynccontextmanager
+async def _async_llm(fleet: Fleet, args: argparse.Namespace) -> AsyncIterator[AsyncLLM]:
+    """vLLM's AsyncLLM with our client in the place of its own."""
+    client = FleetClient(fleet)
+    with _client_factory(client):
+        llm = AsyncLLM.from_vllm_config(
+            fleet.vllm_config,
+            enable_log_requests=args.enable_log_requests,
+            disable_log_stats=args.disable_log_stats,
+            aggregate_engine_logging=args.aggregate_engine_logging,
+        )
+    client.output_task = lambda: llm.output_handler
+    fleet.on_stream_failed = lambda *lost: _tell_client(llm, *lost)
+    try:
+        await llm.reset_mm_cache()
+        yield llm
+    finally:
+        llm.shutdown()
+
+
+@contextlib.contextmanager
+def _client_factory(client: FleetClient) -> Iterator[None]:
+    """The one place where vLLM's choice of client class is replaced."""
+    original = EngineCoreClient.make_async_mp_client
+    EngineCoreClient.make_async_mp_client = staticmethod(lambda *args, **kwargs: client)
+    try:
+        yield
+    finally:
+        EngineCoreClient.make_async_mp_client = staticmethod(original)
+
+
+def _tell_client(llm: AsyncLLM, stream_id: str, outcome: Outcome, message: str) -> None:
+    """End a lost stream with one clear error."""
+    state = llm.output_processor.request_states.get(stream_id)
+    if state is None or state.queue is None:
+        return
+    retry = outcome.http_status == 503
+    state.queue.put(RetryableRequestError(message) if retry else GenerationError(message))
+
+
+@contextlib.contextmanager
+def _stop_on_signals() -> Iterator[None]:
+    """Before vLLM's server has its handlers, SIGINT and SIGTERM cancel the start."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    assert task is not None
+    stopped = False
+
+    def stop() -> None:
+        nonlocal stopped
+        stopped = True
+        task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if stopped:
+            raise _Stopped from None
+        raise
+
+
+def _first_error(group: BaseExceptionGroup[Any]) -> ZeroLayerError:
+    """The first of our own errors inside a group."""
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            return _first_error(error)
+        if isinstance(error, ZeroLayerError):
+            return error
+    return EngineError(str(group))

@@ -1,0 +1,41 @@
+"""What runs inside an engine process: vLLM's own EngineCore, with its life tied to the fleet's."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from zerolayer.engines.lifetime import die_with_parent
+
+
+def engine_main(
+    *, vllm_config: Any, handshake_address: str, log_path: str, environment: dict[str, str]
+) -> None:
+    """Entry point of one engine (a fork of the fork server).
+
+    A session of its own keeps a terminal's Ctrl-C away from the engine: the serving process
+    decides when engines end. Output goes to `log_path`, so that a crash leaves its last words.
+    """
+    os.setsid()
+    die_with_parent(os.getppid())
+    _redirect_output(Path(log_path))
+    os.environ.update(environment)
+    from vllm.v1.engine.core import EngineCoreProc
+    from vllm.v1.executor import Executor
+
+    EngineCoreProc.run_engine_core(
+        vllm_config=vllm_config,
+        local_client=True,
+        handshake_address=handshake_address,
+        executor_class=Executor.get_class(vllm_config),
+        log_stats=True,
+    )
+
+
+def _redirect_output(path: Path) -> None:
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)

@@ -1,0 +1,307 @@
+"""Starts one vLLM engine core and ends it: process, handshake, sockets, process tree."""
+
+import asyncio
+import contextlib
+import copy
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import zmq
+import zmq.asyncio
+from vllm.utils.network_utils import get_open_zmq_ipc_path
+from vllm.v1.engine.utils import EngineHandshakeMetadata, EngineZmqAddresses
+from vllm.v1.executor import Executor
+
+from zerolayer.core.errors import EngineError
+from zerolayer.engines import preload
+from zerolayer.engines.child import engine_main
+from zerolayer.engines.port import PortClient
+
+#: An engine that has not said READY by then is given up (large models load for minutes).
+START_TIMEOUT_S = 900.0
+#: How long a terminated engine may take to end before it is killed.
+TERMINATE_GRACE_S = 2.0
+#: The end of an engine's log that is searched for its last words.
+LOG_TAIL_BYTES = 16_384
+
+
+@dataclass(frozen=True)
+class LaunchOrder:
+    """Everything that one engine start needs."""
+
+    name: str  # "e0"
+    incarnation: int
+    vllm_config: Any  # a private copy: the engine's extra config is already in it
+    log_path: Path
+    environment: dict[str, str]
+
+
+@dataclass
+class LaunchedEngine:
+    """A started engine: its client (vLLM's own), its processes, how long the start took."""
+
+    order: LaunchOrder
+    process: BaseProcess
+    client: PortClient
+    worker_pids: tuple[int, ...]
+    start_seconds: float
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The engine core first, then its workers."""
+        assert self.process.pid is not None
+        return (self.process.pid, *self.worker_pids)
+
+
+class Launcher:
+    """Starts engines from one fork server that has vLLM imported already."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(preload.PRELOAD)
+        self._zmq = zmq.asyncio.Context()
+
+    def warm_up(self) -> None:
+        """Start the fork server (call in the main thread: its death signal hangs on it)."""
+        preload.ensure_running()
+
+    async def start(self, order: LaunchOrder) -> LaunchedEngine:
+        """Start an engine and wait until it is ready.
+
+        Raises `EngineError` with the engine's last words when it ends before it is ready.
+        """
+        began = time.monotonic()
+        process = self._context.Process(
+            target=engine_main,
+            name=f"EngineCore-{order.name}",
+            kwargs={
+                "vllm_config": order.vllm_config,
+                "handshake_address": (handshake := get_open_zmq_ipc_path()),
+                "log_path": str(order.log_path),
+                "environment": order.environment,
+            },
+        )
+        addresses = EngineZmqAddresses(
+            inputs=[get_open_zmq_ipc_path()], outputs=[get_open_zmq_ipc_path()]
+        )
+        loop = asyncio.get_running_loop()
+        try:
+            with self._handshake_socket(handshake) as socket:
+                await loop.run_in_executor(None, process.start)
+                await self._shake_hands(socket, process, addresses, order)
+            client = await loop.run_in_executor(None, self._connect, order, addresses)
+        except BaseException:
+            await asyncio.shield(loop.run_in_executor(None, kill_tree, process))
+            raise
+        assert process.pid is not None
+        return LaunchedEngine(
+            order=order,
+            process=process,
+            client=client,
+            worker_pids=tuple(_workers_of(process.pid)),
+            start_seconds=time.monotonic() - began,
+        )
+
+    @contextlib.contextmanager
+    def _handshake_socket(self, address: str) -> Iterator[zmq.asyncio.Socket]:
+        socket = self._zmq.socket(zmq.ROUTER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.bind(address)
+        try:
+            yield socket
+        finally:
+            socket.close()
+            _unlink_ipc(address)
+
+    async def _shake_hands(
+        self,
+        socket: zmq.asyncio.Socket,
+        process: BaseProcess,
+        addresses: EngineZmqAddresses,
+        order: LaunchOrder,
+    ) -> None:
+        """vLLM's start-up handshake: HELLO is answered with the addresses, then READY comes."""
+        with ended_event(process) as ended:
+            gone = asyncio.ensure_future(ended.wait())
+            try:
+                async with asyncio.timeout(START_TIMEOUT_S):
+                    while True:
+                        status = await self._next_status(socket, gone, process, order)
+                        if status[1] == "READY":
+                            return
+                        reply = EngineHandshakeMetadata(addresses=addresses, parallel_config={})
+                        await socket.send_multipart([status[0], msgspec.msgpack.encode(reply)])
+            except TimeoutError as cause:
+                raise EngineError(
+                    f"engine {order.name} was not ready after {START_TIMEOUT_S:.0f} s; "
+                    f"its log: {order.log_path}"
+                ) from cause
+            finally:
+                gone.cancel()
+
+    async def _next_status(
+        self,
+        socket: zmq.asyncio.Socket,
+        gone: "asyncio.Future[Any]",
+        process: BaseProcess,
+        order: LaunchOrder,
+    ) -> tuple[bytes, str]:
+        received = asyncio.ensure_future(socket.recv_multipart())
+        await asyncio.wait({received, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not received.done():
+            received.cancel()
+            raise EngineError(
+                f"engine {order.name} ended while it was starting "
+                f"({exit_text(process)}): {last_words(order.log_path)}; log: {order.log_path}"
+            )
+        identity, payload = received.result()
+        return identity, msgspec.msgpack.decode(payload)["status"]
+
+    def _connect(self, order: LaunchOrder, addresses: EngineZmqAddresses) -> PortClient:
+        """vLLM's client for an engine that is managed from outside. Blocks for some 100 ms."""
+        config = copy.deepcopy(order.vllm_config)
+        config.cache_config.num_gpu_blocks = None
+        return PortClient(
+            config,
+            Executor.get_class(config),
+            True,
+            client_addresses={
+                "input_address": addresses.inputs[0],
+                "output_address": addresses.outputs[0],
+            },
+        )
+
+    def close(self) -> None:
+        """Release the handshake context."""
+        self._zmq.term()
+
+
+@contextlib.contextmanager
+def ended_event(process: BaseProcess) -> Iterator[asyncio.Event]:
+    """An event that is set when the process ends (its sentinel becomes readable)."""
+    event = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(process.sentinel, event.set) if process.pid is not None else None
+    try:
+        yield event
+    finally:
+        if process.pid is not None:
+            loop.remove_reader(process.sentinel)
+
+
+def watch_pids(pids: tuple[int, ...], on_end: Callable[[int], None]) -> Callable[[], None]:
+    """Call `on_end(pid)` in the running loop as soon as a process ends; returns the undo.
+
+    Uses pidfds: they become readable at the end of the process, also for grandchildren, which
+    no SIGCHLD reports.
+    """
+    loop = asyncio.get_running_loop()
+    watched: dict[int, int] = {}
+
+    def ended(pid: int, fd: int) -> None:
+        release(pid, fd)
+        on_end(pid)
+
+    def release(pid: int, fd: int) -> None:
+        if watched.pop(pid, None) is not None:
+            loop.remove_reader(fd)
+            os.close(fd)
+
+    for pid in pids:
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            loop.call_soon(on_end, pid)
+            continue
+        watched[pid] = fd
+        loop.add_reader(fd, ended, pid, fd)
+
+    def undo() -> None:
+        for pid, fd in list(watched.items()):
+            release(pid, fd)
+
+    return undo
+
+
+def kill_tree(process: BaseProcess, grace_s: float = 0.0) -> None:
+    """End an engine and everything it started; with a grace period, SIGTERM comes first.
+
+    Blocks until the tree is gone. Stopped processes end too: SIGKILL reaches them.
+    """
+    if process.pid is None:
+        return
+    tree = _tree(process.pid)
+    if grace_s > 0:
+        _signal_all(tree, signal.SIGTERM)
+        psutil.wait_procs(tree, timeout=grace_s)
+        tree = [p for p in tree if p.is_running()]
+    _signal_all(tree, signal.SIGKILL)
+    psutil.wait_procs(tree, timeout=5.0)
+    process.join(timeout=5.0)
+
+
+def _tree(pid: int) -> list[psutil.Process]:
+    """The process, its descendants, and everything else in the session that it leads."""
+    found: dict[int, psutil.Process] = {}
+    with contextlib.suppress(psutil.NoSuchProcess):
+        root = psutil.Process(pid)
+        found = {p.pid: p for p in (root, *root.children(recursive=True))}
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
+            if os.getsid(process.pid) == pid:
+                found[process.pid] = process
+    return list(found.values())
+
+
+def _signal_all(processes: list[psutil.Process], number: int) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
+def _workers_of(pid: int) -> list[int]:
+    """Pids of the engine core's workers (not of multiprocessing's resource tracker)."""
+    workers = []
+    for child in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if not any("resource_tracker" in word for word in child.cmdline()):
+                workers.append(child.pid)
+    return workers
+
+
+def exit_text(process: BaseProcess) -> str:
+    """How a process ended, in words: 'killed by SIGKILL', 'exit code 1', 'still running'."""
+    process.join(timeout=0.2)
+    code = process.exitcode
+    if code is None:
+        return "still running"
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"exit code {code}"
+
+
+def last_words(log_path: Path) -> str:
+    """The last error line of an engine's log, or its last line; empty when it said nothing."""
+    try:
+        with log_path.open("rb") as log:
+            log.seek(max(0, log_path.stat().st_size - LOG_TAIL_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    lines = [line.strip() for line in lines if line.strip()]
+    errors = [line for line in lines if "Error" in line and "ERROR" not in line.split()[:1]]
+    return (errors or lines or [""])[-1][-300:]
+
+
+def _unlink_ipc(address: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(address.removeprefix("ipc://"))

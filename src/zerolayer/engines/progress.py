@@ -1,0 +1,80 @@
+"""An engine core's part of its board: when its current step began and what it computes."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from zerolayer.arena.board import CoreState, EngineBoard
+from zerolayer.engines.settings import ConnectorSettings
+
+
+class ProgressBoard:
+    """Follows the scheduler and writes one record at the start and the end of each step."""
+
+    def __init__(self, settings: ConnectorSettings) -> None:
+        self._board = EngineBoard.open_writer(Path(settings.board))
+        self._incarnation = settings.incarnation
+        self._pid = os.getpid()
+        self._blocks: Any = None
+        self._requests: set[str] = set()
+        self._step_seq = 0
+        self._state = CoreState(incarnation=self._incarnation, core_pid=self._pid)
+        self._board.write_core(self._state)
+
+    def bind_blocks(self, pool: Any) -> None:
+        """vLLM's `BlockPool`."""
+        self._blocks = pool
+
+    def added(self, request: Any) -> None:
+        """A request entered the engine."""
+        self._requests.add(request.request_id)
+
+    def removed(self, request: Any) -> None:
+        """A request left the engine."""
+        self._requests.discard(request.request_id)
+
+    def step_started(self, scheduled: Any) -> None:
+        """The step in this `SchedulerOutput` begins now; one without tokens is not a step."""
+        if scheduled.total_num_scheduled_tokens == 0:
+            return
+        counts = scheduled.num_scheduled_tokens
+        decodes = sum(1 for count in counts.values() if count == 1)
+        context = sum(scheduled.scheduled_cached_reqs.num_computed_tokens)
+        context += sum(new.num_computed_tokens for new in scheduled.scheduled_new_reqs)
+        self._step_seq += 1
+        self._state = CoreState(
+            incarnation=self._incarnation,
+            core_pid=self._pid,
+            step_seq=self._step_seq,
+            step_started_ns=time.monotonic_ns(),
+            step_ended_ns=self._state.step_ended_ns,
+            prefill_tokens=scheduled.total_num_scheduled_tokens - decodes,
+            decode_requests=decodes,
+            context_tokens=context,
+            running_requests=len(counts),
+            waiting_requests=max(0, len(self._requests) - len(counts)),
+            free_blocks=self._blocks.get_num_free_blocks() if self._blocks else 0,
+            total_blocks=self._blocks.num_gpu_blocks if self._blocks else 0,
+        )
+        self._board.write_core(self._state)
+
+    def step_ended(self) -> None:
+        """The step's output is there: idle until the next one."""
+        state = self._state
+        if state.step_started_ns == 0:
+            return
+        self._state = CoreState(
+            incarnation=state.incarnation,
+            core_pid=state.core_pid,
+            step_seq=state.step_seq,
+            step_ended_ns=time.monotonic_ns(),
+            prefill_tokens=state.prefill_tokens,
+            decode_requests=state.decode_requests,
+            context_tokens=state.context_tokens,
+            running_requests=state.running_requests,
+            waiting_requests=state.waiting_requests,
+            free_blocks=self._blocks.get_num_free_blocks() if self._blocks else 0,
+            total_blocks=state.total_blocks,
+        )
+        self._board.write_core(self._state)

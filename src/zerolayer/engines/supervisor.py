@@ -1,0 +1,222 @@
+"""Keeps one slot of the fleet filled: starts its engine, notices its end, starts it again."""
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from vllm.logger import init_logger
+
+from zerolayer.core.engine_state import EngineEvent, EngineState
+from zerolayer.core.errors import EngineError
+from zerolayer.core.ids import engine_name
+from zerolayer.engines.launcher import (
+    LaunchedEngine,
+    Launcher,
+    LaunchOrder,
+    exit_text,
+    kill_tree,
+    last_words,
+    watch_pids,
+)
+from zerolayer.engines.leftovers import remove_shared_memory, shared_memory_of
+from zerolayer.engines.port import VllmPort
+from zerolayer.engines.processes import ProcessTree
+from zerolayer.stitch.driver import FleetDriver
+
+logger = init_logger("vllm.zerolayer.supervisor")
+
+#: Deaths in a row, each less than LIVED_S after coming up, before an engine is set aside.
+GIVE_UP_AFTER = 5
+#: An engine that has served this long starts with a clean record.
+LIVED_S = 120.0
+#: A new engine must compute its first token within this time to be admitted.
+FIRST_TOKEN_TIMEOUT_S = 120.0
+BACKOFF_FIRST_S = 1.0
+BACKOFF_MAX_S = 30.0
+
+
+def backoff_s(failures: int) -> float:
+    """Seconds to wait before a restart: none after the first death, then 1, 2, 4 ... 30."""
+    if failures <= 1:
+        return 0.0
+    return min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** (failures - 2))
+
+
+@dataclass
+class SlotRecord:
+    """What the status shows of a slot beside its life."""
+
+    name: str
+    restarts: int = 0
+    last_fault: str = ""
+    up_since: float = 0.0  # unix seconds, 0 while it is not up
+    start_seconds: float = 0.0
+    down_since_ns: int = 0  # monotonic, 0 while it is up
+    missing_capacity_s: float = 0.0  # of all its outages that are over
+
+
+@dataclass
+class LiveEngine:
+    """One incarnation that is up."""
+
+    launched: LaunchedEngine
+    port: VllmPort
+    tree: ProcessTree
+    shared_memory: list[str]
+    ended: "asyncio.Future[str]" = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+    def end(self, why: str) -> None:
+        """Note the first reason for which this incarnation ends."""
+        if not self.ended.done():
+            self.ended.set_result(why)
+
+
+class SupervisorHooks(Protocol):
+    """What a supervisor needs from the fleet."""
+
+    def order(self, slot: int, incarnation: int) -> LaunchOrder:
+        """How to launch the engine of a slot."""
+
+    def connect(self, slot: int, launched: LaunchedEngine) -> VllmPort:
+        """Lead the engine's outputs to the fleet."""
+
+    def note(self, slot: int, what: str) -> None:
+        """Add an event to the fleet's log."""
+
+
+class SlotSupervisor:
+    """The one owner of a slot's engine process. `run` is a task of the fleet's task group."""
+
+    def __init__(
+        self, slot: int, launcher: Launcher, driver: FleetDriver, hooks: SupervisorHooks
+    ) -> None:
+        self.slot = slot
+        self.record = SlotRecord(engine_name(slot), down_since_ns=time.monotonic_ns())
+        self.live: LiveEngine | None = None
+        self.first_try_over = asyncio.Event()
+        self._launcher = launcher
+        self._driver = driver
+        self._hooks = hooks
+        self._failures = 0
+        self._wake = asyncio.Event()
+
+    async def run(self) -> None:
+        """Start, watch, restart; for ever."""
+        while True:
+            try:
+                await self._one_life()
+            except EngineError as cause:
+                self._note_fault(str(cause))
+                self._driver.apply(self.slot, EngineEvent.DIED)
+            finally:
+                self.first_try_over.set()
+            await self._pause_before_restart()
+            self._driver.apply(self.slot, EngineEvent.RESTARTED)
+            self.record.restarts += 1
+
+    def bring_back(self) -> None:
+        """The operator wants an engine that was set aside to be tried again."""
+        self._failures = 0
+        self._wake.set()
+
+    async def _one_life(self) -> None:
+        incarnation = self._driver.lives[self.slot].incarnation
+        order = self._hooks.order(self.slot, incarnation)
+        self._hooks.note(self.slot, f"starting (incarnation {incarnation})")
+        launched = await self._launcher.start(order)
+        try:
+            await self._serve(launched)
+        finally:
+            await asyncio.shield(self._bury(launched))
+
+    async def _serve(self, launched: LaunchedEngine) -> None:
+        port = self._hooks.connect(self.slot, launched)
+        live = LiveEngine(
+            launched, port, ProcessTree(launched.pids), shared_memory_of(launched.pids)
+        )
+        unwatch = watch_pids(launched.pids, lambda pid: live.end(self._end_text(launched, pid)))
+        try:
+            await self._first_token(live)
+            self.live = live
+            self._came_up(launched)
+            await self._driver.engine_up(self.slot, port)
+            self.first_try_over.set()
+            why = await live.ended
+            self._went_down(why)
+            await self._driver.move_all(self.slot, why, reachable=False)
+        finally:
+            unwatch()
+            self.live = None
+            live.tree.close()
+
+    async def _first_token(self, live: LiveEngine) -> None:
+        """Admit the engine only once it has computed a token (its first steps are its slowest)."""
+        probe = asyncio.ensure_future(live.port.probe(FIRST_TOKEN_TIMEOUT_S))
+        try:
+            either: set[asyncio.Future[Any]] = {probe, live.ended}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if live.ended.done():
+                raise EngineError(f"ended before its first token: {live.ended.result()}")
+            if not probe.result():
+                raise EngineError(f"computed no token within {FIRST_TOKEN_TIMEOUT_S:.0f} s")
+        finally:
+            probe.cancel()
+
+    def _came_up(self, launched: LaunchedEngine) -> None:
+        record, now = self.record, time.monotonic_ns()
+        record.missing_capacity_s += (now - record.down_since_ns) / 1e9
+        record.down_since_ns, record.up_since = 0, time.time()
+        record.start_seconds = launched.start_seconds
+        self._hooks.note(self.slot, f"ready after {launched.start_seconds:.1f} s")
+
+    def _went_down(self, why: str) -> None:
+        """First of all nothing may be sent there any more."""
+        self._driver.engine_gone(self.slot)
+        lived = time.time() - self.record.up_since
+        self._failures = 1 if lived > LIVED_S else self._failures + 1
+        self.record.down_since_ns, self.record.up_since = time.monotonic_ns(), 0.0
+        self.record.last_fault = why
+        self._hooks.note(self.slot, f"ended: {why}")
+
+    def _note_fault(self, why: str) -> None:
+        self._failures += 1
+        self.record.last_fault = why
+        self._hooks.note(self.slot, why)
+        logger.error("Engine %s: %s", self.record.name, why)
+
+    async def _bury(self, launched: LaunchedEngine) -> None:
+        """End what is left of the process tree and release what it held."""
+        loop = asyncio.get_running_loop()
+        shared = shared_memory_of(launched.pids)
+        await loop.run_in_executor(None, kill_tree, launched.process)
+        with contextlib.suppress(Exception):  # vLLM's own clean-up of a client without an engine
+            launched.client.shutdown(timeout=0)
+        remove_shared_memory(shared)
+
+    async def _pause_before_restart(self) -> None:
+        if self._failures >= GIVE_UP_AFTER:
+            self._driver.apply(self.slot, EngineEvent.GAVE_UP)
+            self._hooks.note(self.slot, f"set aside after {self._failures} deaths in a row")
+            logger.error("Engine %s is set aside: %s", self.record.name, self.record.last_fault)
+            self._wake.clear()
+            await self._wake.wait()
+            return
+        await asyncio.sleep(backoff_s(self._failures))
+
+    def _end_text(self, launched: LaunchedEngine, pid: int) -> str:
+        """Why an engine ended, in words."""
+        process = launched.process
+        if pid != process.pid:
+            return f"its worker (pid {pid}) ended"
+        words = exit_text(process)
+        said = last_words(launched.order.log_path) if "exit code" in words else ""
+        return f"its core {words}{': ' + said if said else ''}"
+
+    @property
+    def state(self) -> EngineState:
+        """Where the slot's engine is in its life."""
+        return self._driver.lives[self.slot].state

@@ -1,0 +1,221 @@
+"""The watch over all engines: reads evidence, asks the stall detector, acts on its verdicts."""
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from vllm.logger import init_logger
+
+from zerolayer.arena.board import CoreState
+from zerolayer.arena.tables import StallDetectCfg, StallSettings
+from zerolayer.core.engine_state import EngineEvent, EngineState
+from zerolayer.core.fleet_state import EngineReport
+from zerolayer.dispatch.cost import StepCostModel, StepWork
+from zerolayer.dispatch.steps import StepSample, StepWatch
+from zerolayer.engines.supervisor import LiveEngine
+from zerolayer.stitch.stall import (
+    Clear,
+    Commit,
+    EngineEvidence,
+    OverBudget,
+    Phase,
+    StallConfig,
+    StallDetector,
+    Starved,
+    Suspect,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    from zerolayer.engines.fleet import Fleet
+
+logger = init_logger("vllm.zerolayer.watch")
+
+TICK_S = 0.015
+#: How often a stalled engine is asked for a round trip, in seconds.
+PROBE_EVERY_S = 0.25
+
+
+class FleetWatch:
+    """One tick every 15 ms: a synchronous look and judgement, then the moves."""
+
+    def __init__(self, fleet: "Fleet") -> None:
+        self._fleet = fleet
+        self._config = StallDetectCfg.create(fleet.runtime.table_path("stall_detect_cfg"))
+        self._config.write(StallSettings())
+        self._settings = StallSettings()
+        self._detector = StallDetector(StallConfig())
+        slots = fleet.settings.engines
+        self._costs = [StepCostModel() for _ in range(slots)]
+        self._steps = [StepWatch() for _ in range(slots)]
+        self._seen: list[LiveEngine | None] = [None] * slots
+        self._stalled_ns = [0] * slots
+        self._last_output_ns = [0] * slots
+        self._probes: dict[int, asyncio.Task[bool]] = {}
+        self._next_probe_ns = 0
+        fleet.watch = self
+
+    async def run(self) -> None:
+        """Tick for ever."""
+        try:
+            while True:
+                await asyncio.sleep(TICK_S)
+                await self._tick()
+        finally:
+            for probe in self._probes.values():
+                probe.cancel()
+
+    def expected_step_s(self, slot: int) -> float:
+        """What the slot's engine needs for its current kind of step, in seconds."""
+        state = self._fleet.boards[slot].read_core() or CoreState()
+        return self._costs[slot].expected_s(*_work(state))
+
+    def noted_output(self, slot: int) -> None:
+        """An output of this engine has just come."""
+        self._last_output_ns[slot] = time.monotonic_ns()
+
+    async def _tick(self) -> None:
+        self._follow_settings()
+        now_ns = time.monotonic_ns()
+        evidence = {
+            supervisor.slot: self._look(supervisor.slot, supervisor.live, now_ns)
+            for supervisor in self._fleet.supervisors
+            if self._followed(supervisor.slot, supervisor.live) is not None
+            and supervisor.live is not None
+        }
+        for verdict in self._detector.tick(now_ns, evidence):
+            await self._act(verdict)
+        self._handle_stalled(now_ns)
+
+    def _follow_settings(self) -> None:
+        """Operators change the table while the fleet runs."""
+        settings = self._config.read()
+        if settings is None or settings == self._settings:
+            return
+        self._settings = settings
+        self._detector.config = StallConfig(
+            threshold_ms=settings.threshold_ms,
+            consecutive_failures=settings.consecutive_failures,
+            adaptive_factor=settings.adaptive_factor,
+            moves_per_minute_max=settings.moves_per_minute_max,
+        )
+        logger.info("Stall settings changed: %s", settings)
+
+    def _followed(self, slot: int, live: LiveEngine | None) -> LiveEngine | None:
+        """The live engine; another incarnation than before starts with a clean history."""
+        if live is not self._seen[slot]:
+            self._seen[slot] = live
+            self._detector.restarted(slot)
+            self._steps[slot] = StepWatch()
+            self._stalled_ns[slot] = self._last_output_ns[slot] = 0
+        return live
+
+    def _look(self, slot: int, live: LiveEngine | None, now_ns: int) -> EngineEvidence:
+        assert live is not None
+        state = self._fleet.boards[slot].read_core() or CoreState()
+        self._learn(slot, state, now_ns)
+        work = _work(state)
+        expected_s = self._costs[slot].expected_s(*work)
+        self._report(slot, state, expected_s)
+        owes = bool(self._fleet.driver.on_engine[slot]) or self._stalled_ns[slot] > 0
+        late = now_ns - state.step_started_ns > 1e9 * expected_s
+        tree = live.tree.look(threads=owes and late)
+        return EngineEvidence(
+            now_ns=now_ns,
+            owes_work=owes,
+            step_seq=state.step_seq,
+            step_started_ns=state.step_started_ns,
+            prefill_tokens=state.prefill_tokens,
+            decode_requests=state.decode_requests,
+            context_tokens=state.context_tokens,
+            expected_ns=int(1e9 * expected_s),
+            last_output_ns=self._last_output_ns[slot],
+            process_gone=live.ended.done(),
+            stopped=tree.stopped,
+            cpu_ns=tree.cpu_ns,
+            runnable=tree.runnable,
+            streams=len(self._fleet.driver.on_engine[slot]),
+            step_ended_ns=state.step_ended_ns,
+        )
+
+    def _learn(self, slot: int, state: CoreState, now_ns: int) -> None:
+        """Teach the cost model the step that has ended since the last look."""
+        sample = StepSample(
+            now_ns, state.step_seq, state.step_started_ns, StepWork(*_work(state)),
+            state.step_ended_ns,
+        )  # fmt: skip
+        finished = self._steps[slot].sample(sample)
+        # What a stalled engine needs for its probes says nothing about a healthy one.
+        if finished is not None and self._detector.phase(slot) is not Phase.COMMITTED:
+            self._costs[slot].observe(finished.work, finished.seconds)
+
+    def _report(self, slot: int, state: CoreState, expected_s: float) -> None:
+        used = 1 - state.free_blocks / state.total_blocks if state.total_blocks else 0.0
+        self._fleet.driver.fleet.report(
+            slot,
+            EngineReport(
+                kv_used_fraction=used,
+                in_flight_prefill_tokens=state.prefill_tokens if state.step_started_ns else 0,
+                expected_step_s=expected_s,
+                prefill_s_per_token=self._costs[slot].prefill_s_per_token,
+                decode_s_per_request=self._costs[slot].decode_s_per_request,
+            ),
+        )
+
+    # -- verdicts ---------------------------------------------------------------------------------
+
+    async def _act(self, verdict: Verdict) -> None:
+        driver = self._fleet.driver
+        match verdict:
+            case Suspect(engine, reason):
+                self._apply(engine, EngineEvent.SUSPECTED, f"suspect: {reason.value}")
+            case Clear(engine):
+                was_stalled = self._stalled_ns[engine] > 0
+                self._stalled_ns[engine] = 0
+                what = "proved progress and is back" if was_stalled else "no longer suspect"
+                self._apply(engine, EngineEvent.CLEARED, what)
+                await driver.place_waiting()
+            case Commit(engine, reason):
+                if driver.lives[engine].can(EngineEvent.STALLED):
+                    self._stalled_ns[engine] = time.monotonic_ns()
+                    self._apply(engine, EngineEvent.STALLED, f"stalled: {reason.value}")
+                    record = self._fleet.supervisors[engine].record
+                    record.last_fault = f"stalled: {reason.value}"
+                    await driver.move_all(engine, f"stalled: {reason.value}", reachable=True)
+            case Starved(engines):
+                names = ", ".join(f"e{slot}" for slot in engines)
+                self._fleet.note(engines[0], f"the box is starved ({names} late): nothing moved")
+            case OverBudget(engine, reason):
+                self._fleet.note(engine, f"stalled ({reason.value}), but the move budget is spent")
+
+    def _apply(self, engine: int, event: EngineEvent, what: str) -> None:
+        if self._fleet.driver.lives[engine].can(event):
+            self._fleet.driver.apply(engine, event)
+            self._fleet.note(engine, what)
+
+    def _handle_stalled(self, now_ns: int) -> None:
+        """Ask stalled engines for proof of progress; end those that give none for too long."""
+        for slot, probe in list(self._probes.items()):
+            if probe.done():
+                del self._probes[slot]
+                if probe.result():
+                    self._detector.proved(slot, now_ns)
+        if now_ns < self._next_probe_ns:
+            return
+        self._next_probe_ns = now_ns + int(PROBE_EVERY_S * 1e9)
+        for slot, since_ns in enumerate(self._stalled_ns):
+            live = self._fleet.supervisors[slot].live
+            if since_ns == 0 or live is None:
+                continue
+            if now_ns - since_ns > self._settings.restart_after_s * 1e9:
+                live.end(f"no progress for {self._settings.restart_after_s:.0f} s after a stall")
+            elif slot not in self._probes and self._stalled(slot):
+                self._probes[slot] = asyncio.create_task(live.port.probe())
+
+    def _stalled(self, slot: int) -> bool:
+        return self._fleet.driver.lives[slot].state is EngineState.STALLED
+
+
+def _work(state: CoreState) -> tuple[int, int, int]:
+    """(prefill tokens, decoding requests, context tokens) of the current or last step."""
+    return state.prefill_tokens, state.decode_requests, state.context_tokens

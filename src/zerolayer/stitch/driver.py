@@ -1,0 +1,390 @@
+"""Owns every stream of the serving process: places it, fences it, moves it, ends it.
+
+Decisions are synchronous and happen on one event loop; only the sending to engines is awaited. The
+driver knows engines as ports and requests as opaque objects, so the simulator runs the same code.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from zerolayer.core.engine_state import EngineEvent, EngineLife
+from zerolayer.core.errors import EngineError
+from zerolayer.core.fleet_state import FleetState
+from zerolayer.core.ids import engine_name, split_request_id
+from zerolayer.core.limits import MOVES_PER_STREAM_MAX, RECENT_MOVES_KEPT, STREAMS_MAX
+from zerolayer.core.outcome import Outcome
+from zerolayer.core.ports import Clock
+from zerolayer.dispatch.policies import PlacementRequest, Policy
+from zerolayer.stitch.stream import Phase, Stream
+
+NO_ENGINES: frozenset[int] = frozenset()
+#: Weight of the newest finished stream in the running mean of output lengths.
+OUTPUT_MEAN_WEIGHT = 0.05
+#: Dispatch times kept for the percentiles in the status.
+DISPATCH_TIMES_KEPT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitOrder:
+    """What an engine gets: the original request, and what the client already has of it."""
+
+    request: Any
+    request_id: str
+    delivered: Sequence[int]
+    sources: Sequence[str]  # arena files that may hold the stream's pages, newest first
+
+
+class EnginePort(Protocol):
+    """One live engine as the driver sees it. `EngineError` means that it cannot be reached."""
+
+    arena: str  # path of its rank 0 arena file
+
+    async def submit(self, order: SubmitOrder) -> None:
+        """Put a request into the engine's queue."""
+
+    async def abort(self, request_ids: list[str]) -> None:
+        """Take requests out of the engine."""
+
+
+class EngineOutput(Protocol):
+    """What comes out of an engine for one stream and step."""
+
+    request_id: str
+    new_token_ids: list[int]
+    finish_reason: Any
+
+
+@dataclass(slots=True)
+class PendingMove:
+    """A move whose first token has not come yet."""
+
+    source: int
+    reason: str
+    declared_ns: int
+    declared_unix: float
+
+
+@dataclass(slots=True)
+class Owned:
+    """A stream and what the driver needs beside its state machine."""
+
+    stream: Stream
+    request: Any
+    by_prefill: bool = False  # continue without the snapshot (for comparison)
+    sources: list[str] = field(default_factory=list)
+    arrived_ns: int = 0
+    waiting_since_ns: int = 0
+    move: PendingMove | None = None
+    moves: int = 0
+    decoding: bool = False  # its first token on the current engine has come
+    placed_tokens: int = 0  # context tokens that the current engine was charged with
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRecord:
+    """A finished move, for the status page."""
+
+    stream: str
+    source: str
+    target: str
+    reason: str
+    delivered_tokens: int
+    context_tokens: int
+    restored_tokens: int
+    declared_unix: float
+    after_declared_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class DriverHooks:
+    """What the driver asks of those who know what requests and outputs are made of."""
+
+    failed: Callable[[str, Outcome, str], None]
+    """(stream id, outcome, message): the client must be told that its stream is lost."""
+    restored_tokens: Callable[[Any], int]
+    """Tokens that an engine took from a snapshot, as its first output after a move says."""
+    why_not_resumable: Callable[[Any, int], str | None]
+    """(request, delivered tokens): why it cannot be continued elsewhere, or None if it can."""
+
+
+@dataclass
+class Totals:
+    """Counters since the start of the process."""
+
+    streams: int = 0
+    tokens_delivered: int = 0
+    outputs_fenced: int = 0
+    moves: int = 0
+    resumed_from_snapshot: int = 0
+    resumed_by_prefill: int = 0
+    outcomes: dict[str, int] = field(default_factory=dict)
+
+
+class FleetDriver:
+    """See the module's docstring. All methods must run on one event loop."""
+
+    def __init__(
+        self,
+        engines: int,
+        policy: Policy,
+        clock: Clock,
+        hooks: "DriverHooks",
+    ) -> None:
+        self.fleet = FleetState(engines)
+        self.lives = [EngineLife() for _ in range(engines)]
+        self.ports: list[EnginePort | None] = [None] * engines
+        self.owned: dict[str, Owned] = {}
+        self.on_engine: list[dict[str, None]] = [{} for _ in range(engines)]
+        self.waiting: dict[str, None] = {}
+        self.totals = Totals()
+        self.recent_moves: deque[MoveRecord] = deque(maxlen=RECENT_MOVES_KEPT)
+        self.dispatch_ns: deque[int] = deque(maxlen=DISPATCH_TIMES_KEPT)
+        self._policy = policy
+        self._clock = clock
+        self._hooks = hooks
+        self._mean_output_tokens = 128.0
+
+    # -- streams come and go --------------------------------------------------------------------
+
+    async def add(self, stream_id: str, request: Any, prompt_tokens: int, by_prefill: bool) -> int:
+        """Take a new stream and send it to an engine, or let it wait for one.
+
+        Returns the nanoseconds from here until the engine's queue had it. Raises `EngineError`
+        when the process is full.
+        """
+        if len(self.owned) >= STREAMS_MAX:
+            raise EngineError(f"{STREAMS_MAX} streams are in flight; this one is refused")
+        began = self._clock.monotonic_ns()
+        owned = Owned(Stream(stream_id, prompt_tokens), request, by_prefill, arrived_ns=began)
+        self.owned[stream_id] = owned
+        self.totals.streams += 1
+        await self._place(owned, NO_ENGINES)
+        spent = self._clock.monotonic_ns() - began
+        self.dispatch_ns.append(spent)
+        return spent
+
+    async def end_streams(self, stream_ids: Sequence[str], outcome: Outcome) -> None:
+        """Streams end from above (client gone, stop string): abort their work at once."""
+        by_engine: dict[int, list[str]] = {}
+        for stream_id in stream_ids:
+            owned = self.owned.get(stream_id)
+            if owned is None:
+                continue
+            owner = self._end(owned, outcome)
+            if owner is not None:
+                by_engine.setdefault(owner[0], []).append(owner[1])
+        for engine, request_ids in by_engine.items():
+            await self._abort(engine, request_ids)
+
+    def take_outputs(self, engine: int, outputs: Sequence[Any]) -> list[tuple[Owned, Any]]:
+        """Fence an engine's outputs; returns those that may go to clients, with their streams."""
+        passed = []
+        for output in outputs:
+            owned = self._current(output.request_id)
+            if owned is None or owned.stream.engine != engine:
+                self.totals.outputs_fenced += 1
+                continue
+            self._deliver(owned, engine, output)
+            passed.append((owned, output))
+            if output.finish_reason is not None:
+                self._learn_length(len(owned.stream.delivered))
+                self._end(owned, Outcome.FINISHED)
+        return passed
+
+    async def expire_waiting(self, wait_ns: int) -> None:
+        """End streams that have waited for an engine longer than `wait_ns`."""
+        now = self._clock.monotonic_ns()
+        for stream_id in list(self.waiting):
+            owned = self.owned[stream_id]
+            if now - owned.waiting_since_ns < wait_ns:
+                continue
+            waited = (now - owned.waiting_since_ns) / 1e9
+            self._fail(owned, f"no engine came back within {waited:.0f} s; the answer ends here")
+
+    # -- engines come and go --------------------------------------------------------------------
+
+    async def engine_up(self, engine: int, port: EnginePort) -> None:
+        """An engine is ready; streams that waited go there."""
+        self.ports[engine] = port
+        self.fleet.emptied(engine)
+        self.apply(engine, EngineEvent.CAME_UP)
+        await self.place_waiting()
+
+    async def place_waiting(self) -> None:
+        """Try again for every stream that waits for an engine."""
+        for stream_id in list(self.waiting):
+            owned = self.owned.get(stream_id)
+            if owned is not None and owned.stream.phase is Phase.WAITING:
+                await self._place(owned, NO_ENGINES)
+
+    async def move_all(self, engine: int, reason: str, *, reachable: bool) -> int:
+        """Take every stream off an engine and continue it elsewhere; returns how many.
+
+        `reachable`: the process is there, so its copies of the streams are aborted.
+        """
+        now, unix = self._clock.monotonic_ns(), self._clock.unix()
+        moving = [self.owned[stream_id] for stream_id in self.on_engine[engine]]
+        left = []
+        for owned in moving:
+            left.append(owned.stream.request_id)
+            self._leave(owned)
+            # Of two moves in a row, the client has waited since the first was declared.
+            owned.move = owned.move or PendingMove(engine, reason, now, unix)
+            owned.moves += 1
+        for owned in moving:
+            if owned.stream.phase is Phase.WAITING:
+                await self._place_again(owned, engine)
+        if reachable and left:
+            await self._abort(engine, left)
+        return len(moving)
+
+    def engine_gone(self, engine: int) -> None:
+        """The engine's process has ended: nothing can be sent there any more."""
+        self.ports[engine] = None
+        self.apply(engine, EngineEvent.DIED)
+
+    def apply(self, engine: int, event: EngineEvent) -> None:
+        """Apply an event to an engine's life and to what the dispatcher may choose."""
+        state = self.lives[engine].apply(event)
+        self.fleet.set_standing(
+            engine, accepts=state.accepts, suspect=event is EngineEvent.SUSPECTED
+        )
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def _current(self, request_id: str) -> Owned | None:
+        """The stream that an engine's request id means, if that epoch is still current."""
+        split = split_request_id(request_id)
+        owned = self.owned.get(split.stream_id) if split is not None else None
+        if split is None or owned is None or not owned.stream.accepts(split.epoch):
+            return None
+        return owned
+
+    async def _place(self, owned: Owned, exclude: frozenset[int]) -> None:
+        """Send a waiting stream to the best engine; where none can have it, it waits."""
+        stream = owned.stream
+        while stream.phase is Phase.WAITING:
+            if owned.moves > MOVES_PER_STREAM_MAX:
+                self._fail(owned, f"this stream lost {owned.moves} engines; it is given up")
+                return
+            decision = self._policy.choose(self.fleet, self._wanted(owned), exclude)
+            port = self.ports[decision.engine] if decision is not None else None
+            if decision is None or port is None:
+                self._wait(owned)
+                return
+            order = self._assign(owned, decision.engine)
+            try:
+                await port.submit(order)
+                return
+            except EngineError:
+                if not stream.is_owned_as(order.request_id):
+                    return  # somebody moved or ended it meanwhile
+                self._leave(owned)
+                exclude |= {decision.engine}
+
+    async def _place_again(self, owned: Owned, left: int) -> None:
+        """Continue a stream that has left an engine, unless it cannot be continued at all."""
+        why = self._hooks.why_not_resumable(owned.request, len(owned.stream.delivered))
+        if why is not None:
+            self._fail(owned, f"its engine was lost and {why}", Outcome.NOT_RESUMABLE)
+            return
+        await self._place(owned, frozenset((left,)))
+
+    def _wanted(self, owned: Owned) -> PlacementRequest:
+        remaining = max(1, int(self._mean_output_tokens) - len(owned.stream.delivered))
+        return PlacementRequest(owned.stream.context_tokens, remaining)
+
+    def _assign(self, owned: Owned, engine: int) -> SubmitOrder:
+        stream = owned.stream
+        request_id = stream.place(engine)
+        self.waiting.pop(stream.stream_id, None)
+        self.on_engine[engine][stream.stream_id] = None
+        owned.decoding, owned.placed_tokens = False, stream.context_tokens
+        self.fleet.placed(engine, owned.placed_tokens)
+        sources = [] if owned.by_prefill else list(owned.sources)
+        port = self.ports[engine]
+        assert port is not None
+        if port.arena in owned.sources:
+            owned.sources.remove(port.arena)
+        owned.sources.insert(0, port.arena)
+        return SubmitOrder(owned.request, request_id, list(stream.delivered), sources)
+
+    def _leave(self, owned: Owned) -> None:
+        engine, _ = owned.stream.leave()
+        self._release(owned, engine)
+
+    def _release(self, owned: Owned, engine: int) -> None:
+        """The one place where what a stream holds on an engine is given back."""
+        self.on_engine[engine].pop(owned.stream.stream_id, None)
+        waiting = 0 if owned.decoding else owned.placed_tokens
+        running = owned.placed_tokens if owned.decoding else 0
+        self.fleet.released(engine, waiting_tokens=waiting, running_tokens=running)
+
+    def _wait(self, owned: Owned) -> None:
+        if owned.stream.stream_id not in self.waiting:
+            self.waiting[owned.stream.stream_id] = None
+            owned.waiting_since_ns = self._clock.monotonic_ns()
+
+    def _deliver(self, owned: Owned, engine: int, output: Any) -> None:
+        tokens = output.new_token_ids
+        if not owned.decoding:
+            owned.decoding = True
+            self.fleet.first_token(engine, owned.placed_tokens)
+        if owned.move is not None:
+            self._finish_move(owned, engine, self._hooks.restored_tokens(output))
+        owned.stream.deliver(tokens)
+        owned.placed_tokens += len(tokens)
+        self.fleet.grew(engine, len(tokens))
+        self.totals.tokens_delivered += len(tokens)
+
+    def _finish_move(self, owned: Owned, engine: int, restored_tokens: int) -> None:
+        """The first output after a move is here: note what the move cost."""
+        move, stream = owned.move, owned.stream
+        assert move is not None
+        owned.move = None
+        self.totals.moves += 1
+        if restored_tokens:
+            self.totals.resumed_from_snapshot += 1
+        else:
+            self.totals.resumed_by_prefill += 1
+        self.recent_moves.append(
+            MoveRecord(
+                stream=stream.stream_id,
+                source=engine_name(move.source),
+                target=engine_name(engine),
+                reason=move.reason,
+                delivered_tokens=len(stream.delivered),
+                context_tokens=stream.context_tokens,
+                restored_tokens=restored_tokens,
+                declared_unix=move.declared_unix,
+                after_declared_ms=(self._clock.monotonic_ns() - move.declared_ns) / 1e6,
+            )
+        )
+
+    def _end(self, owned: Owned, outcome: Outcome) -> tuple[int, str] | None:
+        owner = owned.stream.end(outcome)
+        if owner is not None:
+            self._release(owned, owner[0])
+        self.waiting.pop(owned.stream.stream_id, None)
+        del self.owned[owned.stream.stream_id]
+        outcomes = self.totals.outcomes
+        outcomes[outcome.label] = outcomes.get(outcome.label, 0) + 1
+        return owner
+
+    def _fail(self, owned: Owned, message: str, outcome: Outcome = Outcome.ENGINES_LOST) -> None:
+        self._end(owned, outcome)
+        self._hooks.failed(owned.stream.stream_id, outcome, message)
+
+    def _learn_length(self, tokens: int) -> None:
+        self._mean_output_tokens += OUTPUT_MEAN_WEIGHT * (tokens - self._mean_output_tokens)
+
+    async def _abort(self, engine: int, request_ids: list[str]) -> None:
+        port = self.ports[engine]
+        if port is None:
+            return
+        try:
+            await port.abort(request_ids)
+        except EngineError:
+            return  # a gone engine has nothing to abort
