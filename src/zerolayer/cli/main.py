@@ -6,7 +6,7 @@ from importlib import metadata
 import typer
 
 import zerolayer
-from zerolayer.cli import serve
+from zerolayer.cli import bench, chaos, demo, maps, serve, status
 from zerolayer.cli.parsing import RootGroup
 
 app = typer.Typer(
@@ -18,6 +18,11 @@ app = typer.Typer(
     "writing them.",
 )
 app.add_typer(serve.app)
+app.add_typer(status.app)
+app.add_typer(demo.app)
+app.add_typer(chaos.app, name="chaos")
+app.add_typer(maps.app, name="maps")
+app.add_typer(bench.app, name="bench")
 
 
 @app.command()

@@ -3,19 +3,16 @@
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from zerolayer.cli import before_start, environment
+from zerolayer.cli.packaged import PACKAGED_NAME, packaged_model
 from zerolayer.cli.parsing import PassThroughCommand, passed_through
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 app = typer.Typer()
 
-PACKAGED_NAME = "smollm2-135m-instruct"
 SHM = Path("/dev/shm")
 HELP = (
     "Serve a model on several vLLM engines behind one OpenAI-compatible address.\n\n"
@@ -137,7 +134,7 @@ def _run(words: ServeWords) -> int:
         note = before_start.snapshot_room_note(SHM, words.engines, words.snapshot_bytes)
         if note is not None:
             progress.line("note", note, "yellow")
-    model = words.model or _packaged_model(console)
+    model = words.model or packaged_model(console)
     many = "s" if words.engines > 1 else ""
     progress.line("fleet", f"{model} on {words.engines} engine{many}, logs in {words.log_dir}")
     progress.line("fleet", "loading vLLM")
@@ -168,12 +165,3 @@ def vllm_args(words: ServeWords) -> tuple[str, ...]:
 
 def _gives(words: tuple[str, ...], flag: str) -> bool:
     return any(word == flag or word.startswith(f"{flag}=") for word in words)
-
-
-def _packaged_model(console: "Console") -> str:
-    """The folder of the packaged model, converted now if it is not there yet."""
-    from zerolayer.cli.serve_progress import ModelProgress
-    from zerolayer.engines.model import default_model
-
-    with ModelProgress(console) as progress:
-        return str(default_model(environment.cache_dir(), progress))

@@ -1,0 +1,128 @@
+"""The status of a fleet as a table for people."""
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+MOVES_SHOWN = 5
+EVENTS_SHOWN = 5
+_STATE_STYLES = {
+    "ready": "green",
+    "starting": "cyan",
+    "suspect": "yellow",
+    "draining": "yellow",
+    "stalled": "red",
+    "dead": "red",
+    "set_aside": "bold red",
+}
+_FAULT_CHARS_MAX = 60
+
+
+def status_view(status: Mapping[str, Any], now_unix: float | None = None) -> RenderableType:
+    """Head line, one row per engine, totals, the last moves and the last events."""
+    now = time.time() if now_unix is None else now_unix
+    parts: list[RenderableType] = [_head(status, now), _engines(status), _totals(status)]
+    moves, events = status.get("recent_moves", []), status.get("events", [])
+    if moves:
+        parts.append(_moves(moves[-MOVES_SHOWN:]))
+    if events:
+        parts.append(_events(events[-EVENTS_SHOWN:]))
+    return Group(*parts)
+
+
+def _head(status: Mapping[str, Any], now: float) -> Text:
+    up = max(0, int(now - status["started"]))
+    days, rest = divmod(up, 86_400)
+    clock = f"{rest // 3600}:{rest // 60 % 60:02d}:{rest % 60:02d}"
+    age = f"{days} d {clock}" if days else clock
+    return Text(
+        f"{status['url']}  {status['model']}  up {age}  instance {status['instance']}",
+        style="bold",
+    )
+
+
+def _engines(status: Mapping[str, Any]) -> Table:
+    table = Table(pad_edge=False)
+    for name in ("engine", "state"):
+        table.add_column(name)
+    for name in ("inc.", "pid", "streams", "waiting", "KV %", "step ms", "restarts", "moved off"):
+        table.add_column(name, justify="right")
+    table.add_column("snapshots", max_width=24, overflow="ellipsis", no_wrap=True)
+    table.add_column("last fault")
+    moved_off = Counter(move["from"] for move in status.get("recent_moves", []))
+    for engine in status["engines"]:
+        state = str(engine["state"])
+        table.add_row(
+            engine["id"],
+            Text(state, style=_STATE_STYLES.get(state, "")),
+            _cell(engine["incarnation"]),
+            _cell(engine["core_pid"]),
+            _cell(engine["streams"]),
+            _cell(engine["waiting"]),
+            _cell(engine["kv_used_percent"], 1),
+            _cell(engine["expected_step_ms"], 1),
+            _cell(engine["restarts"]),
+            _cell(moved_off[engine["id"]]),
+            escape(str(engine.get("snapshots", "-"))),
+            escape(_cut(str(engine["last_fault"] or "-"))),
+        )
+    return table
+
+
+def _totals(status: Mapping[str, Any]) -> Text:
+    totals, streams, dispatch = status["totals"], status["streams"], status["dispatch"]
+    outcomes = ", ".join(f"{name} {count}" for name, count in totals["outcomes"].items())
+    return Text(
+        f"streams {totals['streams']} ({streams['active']} now, "
+        f"{streams['waiting_for_engine']} wait for an engine); ended: {outcomes or 'none'}\n"
+        f"tokens {totals['tokens_delivered']}; late outputs dropped {totals['outputs_fenced']}; "
+        f"moves {totals['moves']} ({totals['resumed_from_snapshot']} from a snapshot, "
+        f"{totals['resumed_by_prefill']} computed again)\n"
+        f"dispatch p50 {_cell(dispatch['p50_us'], 1)} us, p99 {_cell(dispatch['p99_us'], 1)} us"
+    )
+
+
+def _moves(moves: list[Mapping[str, Any]]) -> Table:
+    table = Table(title="last moves", title_justify="left", pad_edge=False)
+    for name in ("at", "stream", "from", "to", "reason"):
+        table.add_column(name)
+    for name in ("delivered", "context", "restored", "ms after declared"):
+        table.add_column(name, justify="right")
+    for move in moves:
+        table.add_row(
+            _time(move["declared_unix"]),
+            escape(str(move.get("external_id") or move["stream"])),
+            move["from"],
+            move["to"],
+            escape(_cut(str(move["reason"]))),
+            _cell(move["delivered_tokens"]),
+            _cell(move["context_tokens"]),
+            _cell(move["restored_tokens"]),
+            _cell(move["after_declared_ms"], 1),
+        )
+    return table
+
+
+def _events(events: list[Mapping[str, Any]]) -> Text:
+    lines = [f"{_time(e['unix'])}  {e['engine']:<6} {_cut(str(e['what']), 120)}" for e in events]
+    return Text("\n".join(lines), style="dim")
+
+
+def _time(unix: float) -> str:
+    return datetime.fromtimestamp(unix).strftime("%H:%M:%S")
+
+
+def _cell(value: float | int | None, digits: int = 0) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _cut(text: str, most: int = _FAULT_CHARS_MAX) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= most else line[: most - 1] + "…"
