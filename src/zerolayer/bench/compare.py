@@ -1,0 +1,105 @@
+"""Compares a disturbed run with its undisturbed reference, and describes gaps. Pure.
+
+A difference alone does not say what went wrong, so the tokens behind it are looked at: if they go
+on somewhere later in the reference, tokens were *lost*; if they go on somewhere earlier, tokens
+were *repeated*; if neither, it is *other text* (the model chose differently, nothing is missing).
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SHIFT_MAX = 64
+"""Largest number of tokens that a loss or a repetition is looked for; more is other text."""
+MATCH_TOKENS = 8
+"""So many tokens in a row must agree before a shift counts as a loss or a repetition."""
+NS_PER_MS = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What one run has that its reference has not, and the other way round."""
+
+    exact: bool
+    """Equal token by token, to the end."""
+    first_difference: int | None
+    """Index of the first token that differs or is missing; None when exact."""
+    lost: int
+    """Tokens of the reference that never came."""
+    repeated: int
+    """Tokens that came once more than in the reference."""
+    other_text: bool
+    """Both go on, with different tokens: nothing is missing, the model chose differently."""
+
+
+def compare(reference: Sequence[int], got: Sequence[int], *, finished: bool = True) -> Comparison:
+    """Compare token ids. `finished`: the run ended by itself; else all that is missing is lost."""
+    at = _first_difference(reference, got)
+    if at is None:
+        return Comparison(True, None, 0, 0, False)
+    missing = len(reference) - len(got)
+    if at == len(got):
+        return Comparison(False, at, missing, 0, False)
+    if at == len(reference):
+        return Comparison(False, at, 0, -missing, False)
+    lost = _shift(reference, got, at)
+    repeated = _shift(got, reference, at)
+    if lost or repeated:
+        first_loss = lost != 0 and (repeated == 0 or lost <= repeated)
+        return Comparison(
+            False, at, lost if first_loss else 0, 0 if first_loss else repeated, False
+        )
+    return Comparison(False, at, 0 if finished else max(0, missing), 0, True)
+
+
+def _first_difference(reference: Sequence[int], got: Sequence[int]) -> int | None:
+    for at, (wanted, token) in enumerate(zip(reference, got, strict=False)):
+        if wanted != token:
+            return at
+    return None if len(reference) == len(got) else min(len(reference), len(got))
+
+
+def _shift(ahead: Sequence[int], behind: Sequence[int], at: int) -> int:
+    """How many tokens of `ahead` must be left out at `at` so that both go on alike; 0: never."""
+    for shift in range(1, SHIFT_MAX + 1):
+        window = min(len(behind) - at, len(ahead) - at - shift)
+        if window < MATCH_TOKENS:
+            return 0
+        if list(ahead[at + shift : at + shift + window]) == list(behind[at : at + window]):
+            return shift
+    return 0
+
+
+def gaps_ms(arrivals_ns: Sequence[int]) -> list[float]:
+    """Milliseconds between one token's arrival and the next; one fewer than there are tokens."""
+    return [(after - before) / NS_PER_MS for before, after in itertools.pairwise(arrivals_ns)]
+
+
+def worst_gap_ms(arrivals_ns: Sequence[int]) -> float:
+    """The longest silence between two tokens, in ms; 0 with fewer than two."""
+    return max(gaps_ms(arrivals_ns), default=0.0)
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """Nearest rank: the smallest value that at least `share` (0..1] of all do not exceed."""
+    if not 0.0 < share <= 1.0:
+        raise ValueError(f"share {share} is outside (0, 1]")
+    if not values:
+        return None
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def summary(values: Sequence[float], digits: int = 1) -> dict[str, float | int | None]:
+    """`{count, p50, p99, max}` of some values, rounded; None where there is none."""
+
+    def rounded(value: float | None) -> float | None:
+        return None if value is None else round(value, digits)
+
+    return {
+        "count": len(values),
+        "p50": rounded(percentile(values, 0.5)),
+        "p99": rounded(percentile(values, 0.99)),
+        "max": rounded(max(values, default=None)),
+    }
