@@ -19,6 +19,11 @@ app = typer.Typer(
     help="Measure placement, snapshots, fail-over and overhead on this machine.",
 )
 
+Seed = Annotated[
+    int | None, typer.Option(help="The same seed measures with the same prompts and choices.")
+]
+Streams = Annotated[int | None, typer.Option(help="Streams at a time.")]
+
 
 @app.command()
 def dispatch(
@@ -49,9 +54,14 @@ def dispatch(
 
 
 @app.command()
-def snapshot(model: Model = None, as_json: Json = False) -> None:
+def snapshot(
+    model: Model = None,
+    tokens: Annotated[int | None, typer.Option(help="Tokens to decode, 80 or more.")] = None,
+    seed: Seed = None,
+    as_json: Json = False,
+) -> None:
     """What a snapshot costs: bytes and microseconds per token, by way of copying and by codec."""
-    measure("snapshot", model, {}, as_json=as_json)
+    measure("snapshot", model, {"tokens": tokens, "seed": seed}, as_json=as_json)
 
 
 @app.command()
@@ -62,10 +72,10 @@ def failover(
     contexts: Annotated[
         str | None, typer.Option(help="Prompt lengths in tokens, like 100,1000,3500.")
     ] = None,
-    streams: Annotated[int | None, typer.Option(help="Streams at a time.")] = None,
+    streams: Streams = None,
     tokens: Annotated[int | None, typer.Option(help="Tokens of each answer.")] = None,
     engines: Annotated[int | None, typer.Option(help="Engines of the fleet, 2 or more.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Where and when faults strike.")] = None,
+    seed: Seed = None,
     as_json: Json = False,
 ) -> None:
     """Kill and freeze engines under running streams: tokens lost, tokens repeated, gaps.
@@ -81,9 +91,20 @@ def failover(
 
 
 @app.command()
-def overhead(model: Model = None, as_json: Json = False) -> None:
+def overhead(
+    model: Model = None,
+    engines: Annotated[int | None, typer.Option(help="Engines of each server.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Runs of each server, in turns.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="Counted seconds of each run.")] = None,
+    streams: Streams = None,
+    seed: Seed = None,
+    as_json: Json = False,
+) -> None:
     """The same load on stock vLLM and on a fleet: tokens per second, TTFT and ITL, as ratios."""
-    measure("overhead", model, {}, as_json=as_json)
+    given = {
+        "engines": engines, "rounds": rounds, "seconds": seconds, "streams": streams, "seed": seed,
+    }  # fmt: skip
+    measure("overhead", model, given, as_json=as_json)
 
 
 def _rounded(value: float | int) -> float | int:

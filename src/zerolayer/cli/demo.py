@@ -13,6 +13,16 @@ app = typer.Typer()
 def demo(
     model: Model = None,
     engines: Annotated[int | None, typer.Option(help="Engines of the fleet, 2 or more.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Length of the answer.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the answer's sampling.")] = None,
+    plain_vllm: Annotated[
+        bool | None,
+        typer.Option(
+            "--plain-vllm/--no-plain-vllm",
+            help="Kill an engine of stock vLLM too, to compare (about a minute).",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """See it work: an answer streams, its engine is killed, then frozen, and the text goes on.
@@ -20,4 +30,5 @@ def demo(
     Ends with a table of what was delivered, lost and repeated, all measured in this run, and the
     same as one line of JSON.
     """
-    measure("demo", model, {"engines": engines}, as_json=as_json)
+    given = {"engines": engines, "tokens": tokens, "seed": seed, "plain_vllm": plain_vllm}
+    measure("demo", model, given, as_json=as_json)

@@ -91,15 +91,17 @@ def parse_change(text: str) -> tuple[str, object]:
 
 
 def _print_rows(rows: list[dict[str, Any]]) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     console = Console()
-    if not rows:
-        console.print("no rows")
+    if len(rows) <= 1:
+        lines = [f"{name} = {_text(value)}" for row in rows for name, value in row.items()]
+        console.print("\n".join(lines) or "no rows", markup=False, highlight=False)
         return
-    table = Table(pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for name, value in rows[0].items():
         table.add_column(name, justify="left" if isinstance(value, str) else "right")
     for row in rows[:ROWS_SHOWN]:
@@ -110,4 +112,4 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
 
 
 def _text(value: object) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+    return f"{value:.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

@@ -129,7 +129,7 @@ def _run(words: ServeWords) -> int:
     from zerolayer.cli.serve_progress import ServeProgress
 
     console = Console(stderr=True)
-    progress = ServeProgress(console)
+    progress = ServeProgress(console, verbose=words.verbose)
     if words.snapshots:
         note = before_start.snapshot_room_note(SHM, words.engines, words.snapshot_bytes)
         if note is not None:

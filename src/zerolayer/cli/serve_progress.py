@@ -9,6 +9,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 _READY_WORDS = "serving at "
 _BAD_WORDS = ("ended", "set aside", "stalled", "starved", "suspect")
+#: A suspicion comes and goes on a busy box; `zerolayer status` has it.
+_QUIET_WORDS = ("suspect", "no longer suspect")
 
 
 class Event(Protocol):
@@ -26,8 +28,10 @@ class Event(Protocol):
 class ServeProgress:
     """Prints one line for each event, with the seconds since the start."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, verbose: bool = False) -> None:
+        """`verbose`: also what changes nothing for clients."""
         self._console = console
+        self._verbose = verbose
         self._began = time.monotonic()
 
     def line(self, who: str, what: str, style: str = "") -> None:
@@ -44,6 +48,8 @@ class ServeProgress:
         """An event of the fleet."""
         if event.engine == "fleet" and event.what.startswith(_READY_WORDS):
             self._ready(event.what.removeprefix(_READY_WORDS))
+            return
+        if not self._verbose and event.what.startswith(_QUIET_WORDS):
             return
         style = ""
         if event.what.startswith("ready"):

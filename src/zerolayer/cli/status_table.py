@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
@@ -22,13 +23,15 @@ _STATE_STYLES = {
     "dead": "red",
     "set_aside": "bold red",
 }
-_FAULT_CHARS_MAX = 60
+_REASON_CHARS_MAX = 40
+_LINE_CHARS_MAX = 200
 
 
 def status_view(status: Mapping[str, Any], now_unix: float | None = None) -> RenderableType:
-    """Head line, one row per engine, totals, the last moves and the last events."""
+    """Head line, one row per engine, reasons, totals, the last moves and the last events."""
     now = time.time() if now_unix is None else now_unix
-    parts: list[RenderableType] = [_head(status, now), _engines(status), _totals(status)]
+    parts: list[RenderableType] = [_head(status, now), _engines(status)]
+    parts += [*_reasons(status), _totals(status)]
     moves, events = status.get("recent_moves", []), status.get("events", [])
     if moves:
         parts.append(_moves(moves[-MOVES_SHOWN:]))
@@ -49,13 +52,13 @@ def _head(status: Mapping[str, Any], now: float) -> Text:
 
 
 def _engines(status: Mapping[str, Any]) -> Table:
-    table = Table(pad_edge=False)
+    """Narrow enough for 80 columns; reasons in words stand below it."""
+    table = _bare_table()
     for name in ("engine", "state"):
-        table.add_column(name)
-    for name in ("inc.", "pid", "streams", "waiting", "KV %", "step ms", "restarts", "moved off"):
-        table.add_column(name, justify="right")
-    table.add_column("snapshots", max_width=24, overflow="ellipsis", no_wrap=True)
-    table.add_column("last fault")
+        table.add_column(name, no_wrap=True)
+    for name in ("inc", "pid", "streams", "wait", "KV %", "step ms", "restarts", "moves"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("snapshots", no_wrap=True)
     moved_off = Counter(move["from"] for move in status.get("recent_moves", []))
     for engine in status["engines"]:
         state = str(engine["state"])
@@ -70,10 +73,28 @@ def _engines(status: Mapping[str, Any]) -> Table:
             _cell(engine["expected_step_ms"], 1),
             _cell(engine["restarts"]),
             _cell(moved_off[engine["id"]]),
-            escape(str(engine.get("snapshots", "-"))),
-            escape(_cut(str(engine["last_fault"] or "-"))),
+            "on" if engine.get("snapshots") == "on" else "off",
         )
     return table
+
+
+def _reasons(status: Mapping[str, Any]) -> list[RenderableType]:
+    """Each engine's last fault, and why it keeps no snapshots."""
+    lines = []
+    for engine in status["engines"]:
+        if engine["last_fault"]:
+            fault = _cut(str(engine["last_fault"]), _LINE_CHARS_MAX)
+            lines.append(f"{engine['id']} last fault: {fault}")
+        if engine.get("snapshots", "on") not in ("on", "off"):
+            why = _cut(str(engine["snapshots"]), _LINE_CHARS_MAX)
+            lines.append(f"{engine['id']} keeps no snapshots: {why}")
+    return [Text("\n".join(lines), style="yellow")] if lines else []
+
+
+def _bare_table(title: str | None = None) -> Table:
+    return Table(
+        title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=(0, 0)
+    )
 
 
 def _totals(status: Mapping[str, Any]) -> Text:
@@ -82,18 +103,18 @@ def _totals(status: Mapping[str, Any]) -> Text:
     return Text(
         f"streams {totals['streams']} ({streams['active']} now, "
         f"{streams['waiting_for_engine']} wait for an engine); ended: {outcomes or 'none'}\n"
-        f"tokens {totals['tokens_delivered']}; late outputs dropped {totals['outputs_fenced']}; "
-        f"moves {totals['moves']} ({totals['resumed_from_snapshot']} from a snapshot, "
+        f"tokens {totals['tokens_delivered']}; late outputs dropped {totals['outputs_fenced']}\n"
+        f"moved {totals['moves']} ({totals['resumed_from_snapshot']} from snapshots, "
         f"{totals['resumed_by_prefill']} computed again)\n"
         f"dispatch p50 {_cell(dispatch['p50_us'], 1)} us, p99 {_cell(dispatch['p99_us'], 1)} us"
     )
 
 
 def _moves(moves: list[Mapping[str, Any]]) -> Table:
-    table = Table(title="last moves", title_justify="left", pad_edge=False)
+    table = _bare_table("last moves")
     for name in ("at", "stream", "from", "to", "reason"):
         table.add_column(name)
-    for name in ("delivered", "context", "restored", "ms after declared"):
+    for name in ("delivered", "context", "restored", "ms after"):
         table.add_column(name, justify="right")
     for move in moves:
         table.add_row(
@@ -111,7 +132,10 @@ def _moves(moves: list[Mapping[str, Any]]) -> Table:
 
 
 def _events(events: list[Mapping[str, Any]]) -> Text:
-    lines = [f"{_time(e['unix'])}  {e['engine']:<6} {_cut(str(e['what']), 120)}" for e in events]
+    lines = [
+        f"{_time(e['unix'])}  {e['engine']:<6} {_cut(str(e['what']), _LINE_CHARS_MAX)}"
+        for e in events
+    ]
     return Text("\n".join(lines), style="dim")
 
 
@@ -123,6 +147,6 @@ def _cell(value: float | int | None, digits: int = 0) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _cut(text: str, most: int = _FAULT_CHARS_MAX) -> str:
+def _cut(text: str, most: int = _REASON_CHARS_MAX) -> str:
     line = " ".join(text.split())
     return line if len(line) <= most else line[: most - 1] + "…"

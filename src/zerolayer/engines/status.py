@@ -2,13 +2,15 @@
 
 import re
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zerolayer.arena.board import CoreState
 from zerolayer.core.ids import engine_name
-from zerolayer.engines.fleet import Fleet
-from zerolayer.engines.supervisor import SlotSupervisor
 from zerolayer.stitch.driver import MoveRecord
+
+if TYPE_CHECKING:
+    from zerolayer.engines.fleet import Fleet
+    from zerolayer.engines.supervisor import SlotSupervisor
 
 #: An engine's reason for having no snapshots is cut to this many characters.
 _REASON_CHARS_MAX = 400
@@ -17,7 +19,7 @@ _REASON_CHARS_MAX = 400
 _INTERNAL_ID = re.compile(r"(?:\d+_)?(?P<external>.+)-[0-9a-f]{8}")
 
 
-def status_of(fleet: Fleet) -> dict[str, Any]:
+def status_of(fleet: "Fleet") -> dict[str, Any]:
     """Everything that an operator sees of a fleet. Call it on the fleet's event loop."""
     info, driver = fleet.runtime.info, fleet.driver
     totals = driver.totals
@@ -49,7 +51,7 @@ def status_of(fleet: Fleet) -> dict[str, Any]:
     }
 
 
-def _engine(fleet: Fleet, supervisor: SlotSupervisor) -> dict[str, Any]:
+def _engine(fleet: "Fleet", supervisor: "SlotSupervisor") -> dict[str, Any]:
     slot, record, live = supervisor.slot, supervisor.record, supervisor.live
     load = fleet.driver.fleet
     pids = live.launched.pids if live is not None else ()
@@ -75,19 +77,19 @@ def _engine(fleet: Fleet, supervisor: SlotSupervisor) -> dict[str, Any]:
     }
 
 
-def _expected_step_ms(fleet: Fleet, slot: int) -> float | None:
+def _expected_step_ms(fleet: "Fleet", slot: int) -> float | None:
     if fleet.watch is None:
         return None
     return round(1e3 * fleet.watch.expected_step_s(slot), 2)
 
 
-def _down_s(supervisor: SlotSupervisor) -> float:
+def _down_s(supervisor: "SlotSupervisor") -> float:
     """Seconds of the outage that lasts now; 0 while the engine is up."""
     since_ns = supervisor.record.down_since_ns
     return (time.monotonic_ns() - since_ns) / 1e9 if since_ns else 0.0
 
 
-def _snapshots(fleet: Fleet, slot: int) -> str:
+def _snapshots(fleet: "Fleet", slot: int) -> str:
     """`on`, `off` (as the operator chose), or why this engine keeps none."""
     if not fleet.settings.snapshots:
         return "off"

@@ -29,6 +29,7 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
 
     def run_serve(options: Any, on_event: Any) -> int:
         on_event(SimpleNamespace(engine="e0", what="ready after 5.0 s", unix=0.0))
+        on_event(SimpleNamespace(engine="e0", what="suspect: late", unix=0.0))
         on_event(SimpleNamespace(engine="fleet", what="serving at http://127.0.0.1:1", unix=0.0))
         asked.append(options)
         return 0
@@ -85,6 +86,7 @@ def test_progress_names_each_engine_and_ends_with_the_address(
     result = runner.invoke(app, ["serve", model, "--port", str(free_port())])
     assert "ready after 5.0 s" in result.stderr
     assert "ready at http://127.0.0.1:1/v1" in result.stderr
+    assert "suspect" not in result.stderr
     assert result.stdout == ""
 
 

@@ -64,8 +64,8 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return now
 
 
-def shown(now: dict[str, Any]) -> str:
-    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+def shown(now: dict[str, Any], width: int = 200) -> str:
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(status_view(now, now_unix=1_700_090_061.0))
     console.file.close()
     return console.export_text()
@@ -77,6 +77,19 @@ def test_the_table_shows_every_engine_and_the_totals() -> None:
     for word in ("e0", "ready", "55.2", "dead", "12.5", "321", "chatcmpl-1", "61.5", "p99 - us"):
         assert word in text, word
     assert "[by signal 9]" in text  # a fault is text and never markup
+
+
+def test_an_engine_without_snapshots_says_why() -> None:
+    text = shown(status(engines=[engine(0, snapshots="the tmpfs [/dev/shm] is full")]))
+    assert "e0 keeps no snapshots: the tmpfs [/dev/shm] is full" in text
+
+
+def test_the_engines_fit_into_80_columns() -> None:
+    big = engine(255, state="set_aside", core_pid=4_194_303, streams=1024, expected_step_ms=1234.5)
+    text = shown(status(engines=[big], recent_moves=[]), width=80)
+    assert "…" not in text
+    assert "restarts" in text
+    assert "4194303" in text
 
 
 def test_a_fleet_without_moves_and_events_is_shown_too() -> None:

@@ -1,3 +1,4 @@
+import importlib
 import json
 import os
 import signal
@@ -151,6 +152,32 @@ def test_a_measurement_gets_only_what_was_named_and_ends_with_one_json_line(
     result = runner.invoke(app, [*words, "--json"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout) == {**measured, "asked": asked}
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("demo", "--engines 2 --tokens 99 --seed 1 --no-plain-vllm"),
+        ("snapshot", "--tokens 90 --seed 1"),
+        ("overhead", "--engines 2 --rounds 1 --seconds 1 --streams 2 --seed 1"),
+        ("failover", "--kills 1 --freezes 0 --contexts 10,20 --streams 1 --tokens 20 --seed 1"),
+    ],
+)
+def test_every_option_is_one_of_the_measurement(
+    monkeypatch: pytest.MonkeyPatch, kind: str, words: str
+) -> None:
+    module = importlib.import_module(f"zerolayer.bench.{kind}")
+    asked: list[Any] = []
+
+    def run(options: Any, console: object) -> dict[str, Any]:
+        asked.append(options)
+        return {}
+
+    monkeypatch.setattr(module, f"run_{kind}", run)
+    group = [] if kind == "demo" else ["bench"]
+    result = runner.invoke(app, [*group, kind, "m", *words.split(), "--json"])
+    assert result.exit_code == 0, result.output
+    asked[0].check()
 
 
 @pytest.mark.parametrize(
