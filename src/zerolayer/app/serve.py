@@ -96,6 +96,7 @@ def parse_vllm_args(options: ServeOptions) -> argparse.Namespace:
         words += ["--block-size", "32"]
     args: argparse.Namespace = parser.parse_args([options.model, *words])
     args.model = options.model
+    args.middleware = [*args.middleware, f"{NoDoneAfterError.__module__}.NoDoneAfterError"]
     validate_parsed_serve_args(args)
     for name in ("data_parallel_size", "api_server_count"):
         if (getattr(args, name, None) or 1) > 1:
@@ -198,7 +199,6 @@ async def _serve_http(
             health=lambda: Health(fleet.engines_ready(), fleet.settings.engines),
             status=lambda: status_of(fleet),
         )
-        app.add_middleware(NoDoneAfterError)
         fleet.note_all(f"serving at {url}")
         log_config = get_uvicorn_log_config(args)
         more = {} if log_config is None else {"log_config": log_config}

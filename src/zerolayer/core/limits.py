@@ -13,7 +13,7 @@ STREAMS_MAX: Final = 65_536
 """Streams in flight in one serving process, rows of `kv_snapshot_meta`. One more is refused with
 `Outcome.OVERLOADED`."""
 
-MOVES_PER_STREAM_MAX: Final = 64
+MOVES_PER_STREAM_MAX: Final = 16
 """Times that one stream may change its engine. One more ends it with `Outcome.ENGINES_LOST`: a
 stream that kills every engine it meets must not take the fleet with it."""
 

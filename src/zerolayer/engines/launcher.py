@@ -24,6 +24,8 @@ from vllm.v1.executor import Executor
 from zerolayer.core.errors import EngineError
 from zerolayer.engines import preload
 from zerolayer.engines.child import engine_main
+from zerolayer.engines.leftovers import shared_memory_of
+from zerolayer.engines.lifetime import full_speed
 from zerolayer.engines.port import PortClient
 
 #: An engine that has not said READY by then is given up (large models load for minutes).
@@ -53,6 +55,7 @@ class LaunchedEngine:
     process: BaseProcess
     client: PortClient
     worker_pids: tuple[int, ...]
+    shared_memory: list[str]  # segments of vLLM's own queues, to be removed after a kill
     start_seconds: float
 
     @property
@@ -103,13 +106,17 @@ class Launcher:
             await asyncio.shield(loop.run_in_executor(None, kill_tree, process))
             raise
         assert process.pid is not None
-        return LaunchedEngine(
+        workers = tuple(_workers_of(process.pid))
+        launched = LaunchedEngine(
             order=order,
             process=process,
             client=client,
-            worker_pids=tuple(_workers_of(process.pid)),
+            worker_pids=workers,
+            shared_memory=shared_memory_of((process.pid, *workers)),
             start_seconds=time.monotonic() - began,
         )
+        full_speed(launched.pids)
+        return launched
 
     @contextlib.contextmanager
     def _handshake_socket(self, address: str) -> Iterator[zmq.asyncio.Socket]:

@@ -1,8 +1,11 @@
-"""Ties a child's life to its parent's (Linux `prctl(PR_SET_PDEATHSIG)`)."""
+"""How a child process lives: it dies with its parent, and starts without pushing others aside."""
 
+import contextlib
 import ctypes
 import os
+import resource
 import signal
+from collections.abc import Iterable
 
 _PR_SET_PDEATHSIG = 1
 
@@ -17,3 +20,27 @@ def die_with_parent(expected_parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != expected_parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+#: Niceness of an engine that is still starting: beside it, a serving engine gets ten times the CPU.
+STARTING_NICE = 10
+
+
+def start_quietly() -> None:
+    """Take a low CPU priority until `full_speed`, where this user may raise it again afterwards.
+
+    An engine that starts reads weights with every core it can get, while the others carry the
+    streams of the one that it replaces.
+    """
+    may_raise = os.geteuid() == 0 or resource.getrlimit(resource.RLIMIT_NICE)[0] >= 20
+    if may_raise:
+        os.setpriority(os.PRIO_PROCESS, 0, STARTING_NICE)
+
+
+def full_speed(pids: Iterable[int]) -> None:
+    """Give all threads of these processes the ordinary priority (Linux: niceness is per thread)."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                with contextlib.suppress(OSError):
+                    os.setpriority(os.PRIO_PROCESS, int(thread), 0)

@@ -155,9 +155,14 @@ def why_not_resumable(request: EngineCoreRequest, delivered: int) -> str | None:
 
 
 def restored_tokens(output: Any) -> int:
-    """Tokens that the engine took from a snapshot, by its first output after a move."""
+    """Tokens that the engine did not compute again, by its first output after a move.
+
+    0 unless some came from a snapshot; beside those, its prefix cache may hold blocks that another
+    stream of the same lost engine brought along.
+    """
     stats = output.prefill_stats
-    return stats.num_external_cached_tokens if stats is not None else 0
+    from_snapshot = stats is not None and stats.num_external_cached_tokens > 0
+    return int(stats.num_cached_tokens) if from_snapshot else 0
 
 
 def _probe_request(number: int) -> EngineCoreRequest:

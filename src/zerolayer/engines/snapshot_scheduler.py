@@ -84,15 +84,15 @@ class SnapshotScheduler:
         if found is None or external_tokens == 0:
             return
         assert self._ledger is not None
+        block_tokens = self._ledger.geometry.block_tokens
+        end = min(found.tokens, request.num_tokens - 1)
         if request.prefill_stats is not None:
             # The serving process reads from it how much was restored; clients never see it.
             request.prefill_stats.set(
                 num_prompt_tokens=request.num_tokens,
-                num_local_cached_tokens=0,
+                num_local_cached_tokens=end - external_tokens,
                 num_external_cached_tokens=external_tokens,
             )
-        block_tokens = self._ledger.geometry.block_tokens
-        end = min(found.tokens, request.num_tokens - 1)
         first, last = (end - external_tokens) // block_tokens, -(-end // block_tokens)
         self._loads.append(
             LoadOrder(

@@ -20,7 +20,7 @@ from zerolayer.engines.launcher import (
     last_words,
     watch_pids,
 )
-from zerolayer.engines.leftovers import remove_shared_memory, shared_memory_of
+from zerolayer.engines.leftovers import remove_shared_memory
 from zerolayer.engines.port import VllmPort
 from zerolayer.engines.processes import ProcessTree
 from zerolayer.stitch.driver import FleetDriver
@@ -30,7 +30,7 @@ logger = init_logger("vllm.zerolayer.supervisor")
 #: Deaths in a row, each less than LIVED_S after coming up, before an engine is set aside.
 GIVE_UP_AFTER = 5
 #: An engine that has served this long starts with a clean record.
-LIVED_S = 120.0
+LIVED_S = 10.0
 #: A new engine must compute its first token within this time to be admitted.
 FIRST_TOKEN_TIMEOUT_S = 120.0
 BACKOFF_FIRST_S = 1.0
@@ -51,6 +51,7 @@ class SlotRecord:
     name: str
     restarts: int = 0
     last_fault: str = ""
+    suspicions: int = 0  # times that a step was late; most pass by themselves
     up_since: float = 0.0  # unix seconds, 0 while it is not up
     start_seconds: float = 0.0
     down_since_ns: int = 0  # monotonic, 0 while it is up
@@ -64,7 +65,6 @@ class LiveEngine:
     launched: LaunchedEngine
     port: VllmPort
     tree: ProcessTree
-    shared_memory: list[str]
     ended: "asyncio.Future[str]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -135,9 +135,7 @@ class SlotSupervisor:
 
     async def _serve(self, launched: LaunchedEngine) -> None:
         port = self._hooks.connect(self.slot, launched)
-        live = LiveEngine(
-            launched, port, ProcessTree(launched.pids), shared_memory_of(launched.pids)
-        )
+        live = LiveEngine(launched, port, ProcessTree(launched.pids))
         unwatch = watch_pids(launched.pids, lambda pid: live.end(self._end_text(launched, pid)))
         try:
             await self._first_token(live)
@@ -191,11 +189,10 @@ class SlotSupervisor:
     async def _bury(self, launched: LaunchedEngine) -> None:
         """End what is left of the process tree and release what it held."""
         loop = asyncio.get_running_loop()
-        shared = shared_memory_of(launched.pids)
         await loop.run_in_executor(None, kill_tree, launched.process)
         with contextlib.suppress(Exception):  # vLLM's own clean-up of a client without an engine
             launched.client.shutdown(timeout=0)
-        remove_shared_memory(shared)
+        remove_shared_memory(launched.shared_memory)
 
     async def _pause_before_restart(self) -> None:
         if self._failures >= GIVE_UP_AFTER:

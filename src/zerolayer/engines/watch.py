@@ -168,11 +168,14 @@ class FleetWatch:
         driver = self._fleet.driver
         match verdict:
             case Suspect(engine, reason):
-                self._apply(engine, EngineEvent.SUSPECTED, f"suspect: {reason.value}")
+                # Too frequent for the fleet's log: on busy cores most suspicions last one step.
+                self._fleet.supervisors[engine].record.suspicions += 1
+                self._apply(engine, EngineEvent.SUSPECTED)
+                logger.debug("Engine e%d is suspect: %s", engine, reason.value)
             case Clear(engine):
                 was_stalled = self._stalled_ns[engine] > 0
                 self._stalled_ns[engine] = 0
-                what = "proved progress and is back" if was_stalled else "no longer suspect"
+                what = "proved progress and is back" if was_stalled else ""
                 self._apply(engine, EngineEvent.CLEARED, what)
                 await driver.place_waiting()
             case Commit(engine, reason):
@@ -188,10 +191,11 @@ class FleetWatch:
             case OverBudget(engine, reason):
                 self._fleet.note(engine, f"stalled ({reason.value}), but the move budget is spent")
 
-    def _apply(self, engine: int, event: EngineEvent, what: str) -> None:
+    def _apply(self, engine: int, event: EngineEvent, what: str = "") -> None:
         if self._fleet.driver.lives[engine].can(event):
             self._fleet.driver.apply(engine, event)
-            self._fleet.note(engine, what)
+            if what:
+                self._fleet.note(engine, what)
 
     def _handle_stalled(self, now_ns: int) -> None:
         """Ask stalled engines for proof of progress; end those that give none for too long."""
