@@ -5,6 +5,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.fleet_fixture import fleet, model, shared_fleet
+
+__all__ = ["fleet", "model", "shared_fleet"]
+
 ROOT = Path(__file__).parent
 ENGINE_TIMEOUT_S = 600  # an engine takes up to a minute to start on two busy cores
 

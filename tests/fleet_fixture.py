@@ -1,0 +1,44 @@
+"""One fleet of two real engines for the whole test session, whole again before each test."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from zerolayer.bench.fleet_process import VLLM_ARGS, FleetOptions, FleetProcess
+from zerolayer.engines.model import default_model
+
+#: Tool calls need a parser; everything else is what the benchmarks start.
+FLEET_ARGS = (*VLLM_ARGS, "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+
+
+@pytest.fixture(scope="session")
+def model() -> str:
+    """The packaged model, converted once for this user."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return str(default_model(cache, lambda _what, _done: None))
+
+
+@pytest.fixture(scope="session")
+def shared_fleet(model: str) -> Iterator[FleetProcess]:
+    """The fleet itself; tests use `fleet`, which has two engines ready at the test's start."""
+    with FleetProcess(FleetOptions(model, vllm_args=FLEET_ARGS)) as fleet:
+        yield fleet
+    assert fleet.ended is not None
+    assert fleet.ended.clean, fleet.ended
+
+
+@pytest.fixture
+def fleet(shared_fleet: FleetProcess) -> Iterator[FleetProcess]:
+    """Both engines ready, none of them frozen or under an injected fault, before and after."""
+    shared_fleet.wait_all_ready()
+    yield shared_fleet
+    heal(shared_fleet)
+
+
+def heal(fleet: FleetProcess) -> None:
+    """Take back what a test did to the engines; killed ones come back by themselves."""
+    for row in fleet.status()["engines"]:
+        fleet.order(row["id"], "none")
+        fleet.cont(row["id"])
