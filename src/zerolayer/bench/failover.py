@@ -258,6 +258,7 @@ class _Bench:
             cut_after=before,
             after_declared_ms=tuple(m["after_declared_ms"] for m in ours),
             restored_tokens=max((m["restored_tokens"] for m in ours), default=0),
+            declared_ms=strike.declared_ms(ours) if strike is not None else (),
         )
 
     def _say(self, cause: str, mode: str, streams: int, healed_s: float) -> None:
@@ -274,7 +275,9 @@ class _Bench:
             f"{cause} {done}/{wanted} {mode:8} "
             f"context {'/'.join(str(c) for c in sorted({t.context_tokens for t in trials}))}: "
             f"moved {len(moved)} of {len(trials)}, "
-            f"gap {max((t.gap_ms for t in moved), default=0.0):.0f} ms, "
+            f"gap {max((t.gap_ms for t in moved), default=0.0):.0f} ms "
+            f"(declared after {max((ms for t in moved for ms in t.declared_ms), default=0.0):.0f}, "
+            f"then {max((ms for t in moved for ms in t.after_declared_ms), default=0.0):.0f}), "
             f"exact {sum(t.comparison.exact for t in trials)}/{len(trials)}, "
             f"lost {sum(t.lost for t in trials)}, repeated {sum(t.repeated for t in trials)}, "
             f"broken {sum(t.broken for t in trials)}, whole again after {healed_s:.1f} s"

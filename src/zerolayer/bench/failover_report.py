@@ -35,6 +35,8 @@ class Trial:
     after_declared_ms: tuple[float, ...] = ()
     """From the moment that the fleet declared the fault until the stream's next token."""
     restored_tokens: int = 0
+    declared_ms: tuple[float, ...] = ()
+    """From the fault until the fleet declared it."""
 
     @property
     def lost(self) -> int:
@@ -67,6 +69,7 @@ def totals(trials: Sequence[Trial]) -> dict[str, Any]:
         "tokens_repeated": sum(trial.repeated for trial in trials),
         "exact_share": share(trials, lambda trial: trial.comparison.exact),
         "gap_ms": summary([trial.gap_ms for trial in moved]),
+        "declared_ms": summary([ms for trial in moved for ms in trial.declared_ms]),
         "after_declared_ms": summary(declared),
     }
 

@@ -95,6 +95,7 @@ class ServerProcess:
         self.base_url = f"http://127.0.0.1:{command.port}"
         self.ended: EndReport | None = None
         self.start_seconds = 0.0
+        self._failed = False
         self._on_progress = on_progress
         self._own_log_dir = command.log_dir is None
         self.log_dir = command.log_dir or Path(tempfile.mkdtemp(prefix="zerolayer-bench-"))
@@ -110,6 +111,7 @@ class ServerProcess:
         try:
             self._wait_until_ready(began)
         except BaseException:
+            self._failed = True
             self.end()
             raise
         self.start_seconds = time.monotonic() - began
@@ -122,7 +124,10 @@ class ServerProcess:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._failed = error is not None
         self.end()
+        if error is not None and self._own_log_dir:
+            error.add_note(f"logs of {self.command.title}: {self.log_dir}")
 
     @property
     def pid(self) -> int:
@@ -172,7 +177,7 @@ class ServerProcess:
         code = self._process.returncode if self._process is not None else None
         self.ended = EndReport(code, round(seconds, 2), killed, left, files)
         self._http.close()
-        if self._own_log_dir and self.ended.clean and self.start_seconds:
+        if self._own_log_dir and self.ended.clean and not self._failed:
             shutil.rmtree(self.log_dir, ignore_errors=True)
         return self.ended
 

@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,8 @@ class Strike:
     """The victim's row of the status, once it is known."""
     struck_ns: int = 0
     """CLOCK_MONOTONIC; 0 before."""
+    struck_unix: float = 0.0
+    """The same moment in unix seconds, to set beside what the fleet says of its moves."""
     _begun: asyncio.Event = field(default_factory=asyncio.Event)
 
     def on_tokens(self, record: StreamRecord) -> None:
@@ -34,7 +37,7 @@ class Strike:
         if self.struck_ns or self.row is None:
             return
         if sum(each.tokens for each in self.records) >= self.after_tokens:
-            self.struck_ns = time.monotonic_ns()
+            self.struck_ns, self.struck_unix = time.monotonic_ns(), time.time()
             chaos_signals.send(self.row, SIGNALS[self.cause])
 
     async def aim(self, client: StreamClient) -> None:
@@ -44,6 +47,10 @@ class Strike:
         engine = chaos_signals.busiest_engine(status)
         if engine is not None:
             self.row = chaos_signals.engine_row(status, engine)
+
+    def declared_ms(self, moves: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
+        """For each of these moves, milliseconds from the strike until the fleet declared it."""
+        return tuple(1e3 * (move["declared_unix"] - self.struck_unix) for move in moves)
 
     def wake(self) -> None:
         """SIGCONT for what was frozen."""

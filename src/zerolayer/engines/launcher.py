@@ -32,6 +32,8 @@ from zerolayer.engines.port import PortClient
 START_TIMEOUT_S = 900.0
 #: How long a terminated engine may take to end before it is killed.
 TERMINATE_GRACE_S = 2.0
+#: How long a killed process may take to be gone (its memory has to be given back).
+KILL_GRACE_S = 5.0
 #: The end of an engine's log that is searched for its last words.
 LOG_TAIL_BYTES = 16_384
 
@@ -249,11 +251,28 @@ def kill_tree(process: BaseProcess, grace_s: float = 0.0) -> None:
     tree = _tree(process.pid)
     if grace_s > 0:
         _signal_all(tree, signal.SIGTERM)
-        psutil.wait_procs(tree, timeout=grace_s)
-        tree = [p for p in tree if p.is_running()]
+        tree = _wait_gone(tree, grace_s)
     _signal_all(tree, signal.SIGKILL)
-    psutil.wait_procs(tree, timeout=5.0)
-    process.join(timeout=5.0)
+    _wait_gone(tree, KILL_GRACE_S)
+    process.join(timeout=KILL_GRACE_S)
+
+
+def _wait_gone(tree: list[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """Wait until the processes are gone; returns those that are not.
+
+    A zombie is gone: it holds nothing any more, and whether somebody collects it is not up to us.
+    """
+    deadline = time.monotonic() + timeout_s
+    while (left := [p for p in tree if _is_alive(p)]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return left
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _tree(pid: int) -> list[psutil.Process]:

@@ -5,7 +5,7 @@ import ctypes
 import os
 import resource
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 _PR_SET_PDEATHSIG = 1
 
@@ -22,25 +22,48 @@ def die_with_parent(expected_parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-#: Niceness of an engine that is still starting: beside it, a serving engine gets ten times the CPU.
+#: Niceness of an engine that starts: beside it, a serving engine gets ten times the CPU.
 STARTING_NICE = 10
 
 
-def start_quietly() -> None:
-    """Take a low CPU priority until `full_speed`, where this user may raise it again afterwards.
+def may_set_aside() -> bool:
+    """Whether this user may lower a priority and raise it again (root, or RLIMIT_NICE)."""
+    return os.geteuid() == 0 or resource.getrlimit(resource.RLIMIT_NICE)[0] >= 20
+
+
+def start_aside() -> None:
+    """Start this process at a low CPU priority, until `full_speed`.
 
     An engine that starts reads weights with every core it can get, while the others carry the
     streams of the one that it replaces.
     """
-    may_raise = os.geteuid() == 0 or resource.getrlimit(resource.RLIMIT_NICE)[0] >= 20
-    if may_raise:
+    if may_set_aside():
         os.setpriority(os.PRIO_PROCESS, 0, STARTING_NICE)
 
 
+def set_aside(pids: Iterable[int]) -> None:
+    """Give a stalled engine only CPU time that nobody else wants.
+
+    What is left of it spins on vLLM's queues for a second (or for ever), on cores that the others
+    need for its streams.
+    """
+    if may_set_aside():
+        for thread in _threads(pids):
+            with contextlib.suppress(OSError):
+                os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+
+
 def full_speed(pids: Iterable[int]) -> None:
-    """Give all threads of these processes the ordinary priority (Linux: niceness is per thread)."""
+    """Give all threads of these processes the ordinary policy and priority."""
+    if may_set_aside():
+        for thread in _threads(pids):
+            with contextlib.suppress(OSError):
+                os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
+                os.setpriority(os.PRIO_PROCESS, thread, 0)
+
+
+def _threads(pids: Iterable[int]) -> Iterator[int]:
+    """All threads of these processes: Linux keeps policy and niceness per thread."""
     for pid in pids:
         with contextlib.suppress(OSError):
-            for thread in os.listdir(f"/proc/{pid}/task"):
-                with contextlib.suppress(OSError):
-                    os.setpriority(os.PRIO_PROCESS, int(thread), 0)
+            yield from map(int, os.listdir(f"/proc/{pid}/task"))

@@ -60,6 +60,7 @@ class VllmPort:
     def __init__(self, client: PortClient, arena: str) -> None:
         self.client = client
         self.arena = arena
+        self._generates = True
         self._probes = itertools.count()
         self._answered: dict[str, asyncio.Future[None]] = {}
 
@@ -77,16 +78,26 @@ class VllmPort:
         except (EngineDeadError, ZMQError) as cause:
             raise EngineError("the engine's queue is closed") from cause
 
-    async def probe(self, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
-        """Whether the engine answers a call through its own loop and computes a token in time.
+    async def answers(self) -> bool:
+        """Whether a call through the engine's own loop comes back in time."""
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                tasks = await self.client.call_utility_async("get_supported_tasks")
+        except (TimeoutError, EngineDeadError, ZMQError):
+            return False
+        self._generates = "generate" in tasks
+        return True
+
+    async def computes(self, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
+        """Whether the engine computes a token in time (a model that generates none passes).
 
         The token belongs to no stream of ours, so the fence drops it.
         """
+        if not self._generates:
+            return True
         try:
             async with asyncio.timeout(timeout_s):
-                tasks = await self.client.call_utility_async("get_supported_tasks")
-                if "generate" in tasks:
-                    await self._compute_one_token()
+                await self._compute_one_token()
         except (TimeoutError, EngineDeadError, ZMQError):
             return False
         return True

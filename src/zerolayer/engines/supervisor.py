@@ -153,7 +153,7 @@ class SlotSupervisor:
 
     async def _first_token(self, live: LiveEngine) -> None:
         """Admit the engine only once it has computed a token (its first steps are its slowest)."""
-        probe = asyncio.ensure_future(live.port.probe(FIRST_TOKEN_TIMEOUT_S))
+        probe = asyncio.ensure_future(self._proves_itself(live.port))
         try:
             either: set[asyncio.Future[Any]] = {probe, live.ended}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -163,6 +163,10 @@ class SlotSupervisor:
                 raise EngineError(f"computed no token within {FIRST_TOKEN_TIMEOUT_S:.0f} s")
         finally:
             probe.cancel()
+
+    @staticmethod
+    async def _proves_itself(port: VllmPort) -> bool:
+        return await port.answers() and await port.computes(FIRST_TOKEN_TIMEOUT_S)
 
     def _came_up(self, launched: LaunchedEngine) -> None:
         record, now = self.record, time.monotonic_ns()

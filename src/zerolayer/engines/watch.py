@@ -12,6 +12,7 @@ from zerolayer.core.engine_state import EngineEvent, EngineState
 from zerolayer.core.fleet_state import EngineReport
 from zerolayer.dispatch.cost import StepCostModel, StepWork
 from zerolayer.dispatch.steps import StepSample, StepWatch
+from zerolayer.engines.lifetime import full_speed, set_aside
 from zerolayer.engines.supervisor import LiveEngine
 from zerolayer.stitch.stall import (
     Clear,
@@ -50,6 +51,7 @@ class FleetWatch:
         self._steps = [StepWatch() for _ in range(slots)]
         self._seen: list[LiveEngine | None] = [None] * slots
         self._stalled_ns = [0] * slots
+        self._was_stopped = [False] * slots
         self._last_output_ns = [0] * slots
         self._probes: dict[int, asyncio.Task[bool]] = {}
         self._next_probe_ns = 0
@@ -120,6 +122,9 @@ class FleetWatch:
         owes = bool(self._fleet.driver.on_engine[slot]) or self._stalled_ns[slot] > 0
         late = now_ns - state.step_started_ns > 1e9 * expected_s
         tree = live.tree.look(threads=owes and late)
+        if self._was_stopped[slot] and not tree.stopped:
+            full_speed(live.launched.pids)  # somebody continued it: let it show what it can
+        self._was_stopped[slot] = tree.stopped
         return EngineEvidence(
             now_ns=now_ns,
             owes_work=owes,
@@ -184,6 +189,7 @@ class FleetWatch:
                     self._apply(engine, EngineEvent.STALLED, f"stalled: {reason.value}")
                     record = self._fleet.supervisors[engine].record
                     record.last_fault = f"stalled: {reason.value}"
+                    self._set_aside(engine)
                     await driver.move_all(engine, f"stalled: {reason.value}", reachable=True)
             case Starved(engines):
                 names = ", ".join(f"e{slot}" for slot in engines)
@@ -214,7 +220,20 @@ class FleetWatch:
             if now_ns - since_ns > self._settings.restart_after_s * 1e9:
                 live.end(f"no progress for {self._settings.restart_after_s:.0f} s after a stall")
             elif slot not in self._probes and self._stalled(slot):
-                self._probes[slot] = asyncio.create_task(live.port.probe())
+                self._probes[slot] = asyncio.create_task(self._prove(live))
+
+    def _set_aside(self, engine: int) -> None:
+        live = self._fleet.supervisors[engine].live
+        if live is not None:
+            set_aside(live.launched.pids)
+
+    @staticmethod
+    async def _prove(live: LiveEngine) -> bool:
+        """A round trip first; only an engine that answers gets its CPU priority back."""
+        if not await live.port.answers():
+            return False
+        full_speed(live.launched.pids)
+        return await live.port.computes()
 
     def _stalled(self, slot: int) -> bool:
         return self._fleet.driver.lives[slot].state is EngineState.STALLED
