@@ -5,6 +5,7 @@ on somewhere later in the reference, tokens were *lost*; if they go on somewhere
 were *repeated*; if neither, it is *other text* (the model chose differently, nothing is missing).
 """
 
+import bisect
 import itertools
 import math
 from collections.abc import Sequence
@@ -81,6 +82,44 @@ def gaps_ms(arrivals_ns: Sequence[int]) -> list[float]:
 def worst_gap_ms(arrivals_ns: Sequence[int]) -> float:
     """The longest silence between two tokens, in ms; 0 with fewer than two."""
     return max(gaps_ms(arrivals_ns), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class FaultGaps:
+    """The silences of one stream around a fault, in ms."""
+
+    at_fault_ms: float | None
+    """The silence into which the fault's moments fall (the longest, if several); None where no
+    token came after one of them."""
+    other_ms: float
+    """The longest other silence from the fault on: what the fault's healing costs."""
+
+
+def gaps_around(arrivals_ns: Sequence[int], struck_ns: int, moments_ns: Sequence[int]) -> FaultGaps:
+    """Split the gaps of a stream by a fault at `struck_ns` that was declared at `moments_ns`.
+
+    A fault's own moment does not say which gap it made (a token that was under way may still come
+    after it); the moment at which it was declared does, as nothing of the old engine passes later.
+    """
+    inside: set[int] = set()
+    ended = False
+    for moment_ns in moments_ns:
+        after = bisect.bisect_right(arrivals_ns, moment_ns)
+        if after == len(arrivals_ns):
+            ended = True
+        elif after > 0:
+            inside.add(after)
+    at_fault = [(arrivals_ns[i] - arrivals_ns[i - 1]) / NS_PER_MS for i in inside]
+    first = max(1, bisect.bisect_right(arrivals_ns, struck_ns))
+    other = [
+        (arrivals_ns[i] - arrivals_ns[i - 1]) / NS_PER_MS
+        for i in range(first, len(arrivals_ns))
+        if i not in inside
+    ]
+    return FaultGaps(
+        None if ended else max(at_fault, default=0.0),
+        max(other, default=0.0),
+    )
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:

@@ -8,7 +8,7 @@ stock vLLM starts, so that neither disturbs the other.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -16,13 +16,13 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from zerolayer.bench.compare import compare, worst_gap_ms
+from zerolayer.bench.compare import compare, gaps_around, worst_gap_ms
 from zerolayer.bench.demo_result import Act, DemoActs, result_of, table_of
 from zerolayer.bench.fleet_process import SERVED_NAME, FleetOptions, FleetProcess, PlainVllm
 from zerolayer.bench.narration import lines_on
 from zerolayer.bench.prompts import story
 from zerolayer.bench.stream_client import StreamClient, StreamRecord, StreamRequest, cold_salt
-from zerolayer.bench.strike import Strike, heal
+from zerolayer.bench.strike import MoveSeen, Strike, heal
 from zerolayer.core.errors import ConfigError, EngineError
 
 STRIKE_AFTER_TOKENS = 24
@@ -132,7 +132,7 @@ class _Show:
             raise EngineError(f"the undisturbed run failed: {record.fault}")
         self.reference = list(record.token_ids)
         gap_ms = round(worst_gap_ms(record.arrivals_ns), 1)
-        return Act("undisturbed", len(record.token_ids), 0, 0, True, gap_ms, False)
+        return Act("undisturbed", len(record.token_ids), 0, 0, True, None, gap_ms, False)
 
     async def _struck(
         self, client: StreamClient, cause: str, title: str, *, resume: str | None = None
@@ -158,7 +158,7 @@ class _Show:
             aiming.cancel()
             strike.wake()
         self._console.print()
-        moves = (await client.status())["recent_moves"]
+        moves = strike.moves_of(record, await client.status())
         act = act_of(title, self.reference, record, strike.struck_ns, moves)
         self._say(_what_happened(act))
         if resume is None:
@@ -188,25 +188,25 @@ def act_of(
     reference: list[int],
     record: StreamRecord,
     struck_ns: int,
-    moves: list[dict[str, Any]],
+    moves: Sequence[MoveSeen],
 ) -> Act:
-    """One disturbed run against the undisturbed one; `moves`: the fleet's recent ones."""
+    """One disturbed run against the undisturbed one; `moves`: those that this stream made."""
     difference = compare(reference, record.token_ids, finished=not record.broken)
-    before = sum(1 for at_ns in record.arrivals_ns if at_ns <= struck_ns)
-    ours = [m for m in moves if record.response_id and record.response_id in m["external_id"]]
-    silent = record.broken and before >= len(record.token_ids)
+    moments_ns = [move.declared_ns for move in moves] or [struck_ns]
+    gaps = gaps_around(record.arrivals_ns, struck_ns, moments_ns)
     return Act(
         title=title,
         delivered=len(record.token_ids),
         lost=difference.lost,
         repeated=difference.repeated,
         exact=difference.exact,
-        gap_ms=None if silent else round(worst_gap_ms(record.arrivals_ns[max(0, before - 1) :]), 1),
+        gap_ms=None if gaps.at_fault_ms is None else round(gaps.at_fault_ms, 1),
+        other_gap_ms=round(gaps.other_ms, 1),
         broken=record.broken,
-        moved=bool(ours),
+        moved=bool(moves),
         note=record.fault[:80],
-        after_declared_ms=max((m["after_declared_ms"] for m in ours), default=None),
-        restored_tokens=max((m["restored_tokens"] for m in ours), default=0),
+        after_declared_ms=max((m.after_declared_ms for m in moves), default=None),
+        restored_tokens=max((m.restored_tokens for m in moves), default=0),
     )
 
 
@@ -222,7 +222,7 @@ def _what_happened(act: Act) -> str:
     declared = (
         "" if act.after_declared_ms is None else f", {act.after_declared_ms:.0f} ms of it ours"
     )
-    gap = "" if act.gap_ms is None else f"longest gap {act.gap_ms:.0f} ms{declared}, "
+    gap = "" if act.gap_ms is None else f"gap {act.gap_ms:.0f} ms{declared}, "
     return f"-> {gap}{how}, {act.lost} lost, {act.repeated} repeated, {same}"
 
 

@@ -19,8 +19,9 @@ class Act:
     exact: bool
     """Token by token equal to the undisturbed run."""
     gap_ms: float | None
-    """Longest silence from the fault on (of the whole run where there was none); None: no token
-    came any more."""
+    """The silence into which the fault fell; None: no token came any more, or no fault."""
+    other_gap_ms: float
+    """The longest other silence (from the fault on, if there was one)."""
     broken: bool
     moved: bool = True
     """The fault hit the engine that served it."""
@@ -73,13 +74,14 @@ def table_of(acts: DemoActs) -> Table:
     table.add_column("what happened to it")
     for heading in ("tokens", "lost", "repeated"):
         table.add_column(heading, justify="right")
-    table.add_column("same as undisturbed")
-    table.add_column("longest gap", justify="right")
+    table.add_column("same text")
+    table.add_column("gap at fault", justify="right")
+    table.add_column("other gaps", justify="right")
     for act in (acts.undisturbed, acts.kill, acts.freeze, acts.prefill, acts.plain):
         if act is not None:
             table.add_row(*_cells(act))
     if acts.plain is None:
-        table.add_row("plain vLLM", "-", "-", "-", f"not measured: {acts.plain_missing}", "-")
+        table.add_row("plain vLLM", "-", "-", "-", f"not measured: {acts.plain_missing}", "-", "-")
     return table
 
 
@@ -89,6 +91,15 @@ def _cells(act: Act) -> tuple[str, ...]:
         same = "no: the stream broke"
     elif act.lost or act.repeated:
         same = "no"
-    gap = "for ever" if act.gap_ms is None else f"{act.gap_ms:.0f} ms"
+    gap = "for ever" if act.broken else "-"
+    gap = gap if act.gap_ms is None else f"{act.gap_ms:.0f} ms"
     title = f"{act.title} ({act.note})" if act.note else act.title
-    return title, str(act.delivered), str(act.lost), str(act.repeated), same, gap
+    return (
+        title,
+        str(act.delivered),
+        str(act.lost),
+        str(act.repeated),
+        same,
+        gap,
+        f"{act.other_gap_ms:.0f} ms",
+    )

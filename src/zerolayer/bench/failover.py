@@ -17,7 +17,7 @@ import httpx
 from rich.console import Console
 
 from zerolayer.bench import chaos_signals
-from zerolayer.bench.compare import compare, summary, worst_gap_ms
+from zerolayer.bench.compare import compare, gaps_around, summary, worst_gap_ms
 from zerolayer.bench.failover_report import MODES, Trial, differences, report
 from zerolayer.bench.fleet_process import (
     HEAL_TIMEOUT_S,
@@ -224,9 +224,9 @@ class _Bench:
         strike: Strike | None,
     ) -> None:
         """Make trials of a round's streams."""
-        moves = (await client.status())["recent_moves"]
+        status = await client.status()
         self._trials += [
-            self._trial(context, mode, record, strike, moves)
+            self._trial(context, mode, record, strike, status)
             for context, record in zip(contexts, records, strict=True)
         ]
 
@@ -236,12 +236,13 @@ class _Bench:
         mode: str,
         record: StreamRecord,
         strike: Strike | None,
-        moves: Sequence[Mapping[str, Any]],
+        status: Mapping[str, Any],
     ) -> Trial:
-        """One stream against its reference; `moves`: the fleet's recent ones."""
+        """One stream against its reference; `status`: the fleet's, after the round."""
         struck_ns = strike.struck_ns if strike is not None else 0
         before = sum(1 for at_ns in record.arrivals_ns if at_ns <= struck_ns)
-        ours = [m for m in moves if record.response_id and record.response_id in m["external_id"]]
+        ours = strike.moves_of(record, status) if strike is not None else []
+        gaps = gaps_around(record.arrivals_ns, struck_ns, [move.declared_ns for move in ours])
         return Trial(
             cause="none" if strike is None else strike.cause,
             mode=mode,
@@ -253,12 +254,13 @@ class _Bench:
             ),
             counted_tokens=(record.usage or {}).get("completion_tokens"),
             received_tokens=len(record.token_ids),
-            gap_ms=worst_gap_ms(record.arrivals_ns[max(0, before - 1) :]),
+            gap_ms=gaps.at_fault_ms or 0.0,
+            other_gap_ms=gaps.other_ms,
             moved=bool(ours),
             cut_after=before,
-            after_declared_ms=tuple(m["after_declared_ms"] for m in ours),
-            restored_tokens=max((m["restored_tokens"] for m in ours), default=0),
-            declared_ms=strike.declared_ms(ours) if strike is not None else (),
+            after_declared_ms=tuple(move.after_declared_ms for move in ours),
+            restored_tokens=max((move.restored_tokens for move in ours), default=0),
+            declared_ms=tuple(move.declared_ms for move in ours),
         )
 
     def _say(self, cause: str, mode: str, streams: int, healed_s: float) -> None:
@@ -278,6 +280,7 @@ class _Bench:
             f"gap {max((t.gap_ms for t in moved), default=0.0):.0f} ms "
             f"(declared after {max((ms for t in moved for ms in t.declared_ms), default=0.0):.0f}, "
             f"then {max((ms for t in moved for ms in t.after_declared_ms), default=0.0):.0f}), "
+            f"other {max((t.other_gap_ms for t in trials), default=0.0):.0f} ms, "
             f"exact {sum(t.comparison.exact for t in trials)}/{len(trials)}, "
             f"lost {sum(t.lost for t in trials)}, repeated {sum(t.repeated for t in trials)}, "
             f"broken {sum(t.broken for t in trials)}, whole again after {healed_s:.1f} s"

@@ -27,7 +27,9 @@ class Trial:
     """Tokens that the server says it sent (`usage`)."""
     received_tokens: int
     gap_ms: float
-    """Longest silence between two of its tokens, from the fault on."""
+    """The silence into which the fault fell, as the client saw it."""
+    other_gap_ms: float
+    """Its longest other silence from the fault on (an engine starts beside it)."""
     moved: bool
     """It was on the engine that was hurt."""
     cut_after: int = 0
@@ -69,6 +71,7 @@ def totals(trials: Sequence[Trial]) -> dict[str, Any]:
         "tokens_repeated": sum(trial.repeated for trial in trials),
         "exact_share": share(trials, lambda trial: trial.comparison.exact),
         "gap_ms": summary([trial.gap_ms for trial in moved]),
+        "other_gap_ms": summary([trial.other_gap_ms for trial in moved]),
         "declared_ms": summary([ms for trial in moved for ms in trial.declared_ms]),
         "after_declared_ms": summary(declared),
     }

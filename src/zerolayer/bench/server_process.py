@@ -58,7 +58,7 @@ class EndReport:
 
     exit_code: int | None
     seconds: float
-    """From SIGTERM until its process was gone."""
+    """From the signal until its process was gone."""
     killed: bool
     """It did not end by itself within the grace period."""
     leftover_processes: tuple[str, ...] = ()
@@ -164,13 +164,13 @@ class ServerProcess:
                 parts.append(f"--- {path} (end)\n" + "\n".join(lines))
         return "\n".join(parts)
 
-    def end(self) -> EndReport:
-        """End the server if it runs; safe to call twice."""
+    def end(self, number: signal.Signals = signal.SIGTERM) -> EndReport:
+        """End the server, if it runs, with this signal; safe to call twice."""
         if self.ended is not None:
             return self.ended
         self._note_what_it_holds()
         began = time.monotonic()
-        killed = self._stop_root()
+        killed = self._stop_root(number)
         seconds = time.monotonic() - began
         left = self._leftover_processes()
         files = tuple(sorted(path for path in self._left_files() if os.path.exists(path)))
@@ -251,12 +251,12 @@ class ServerProcess:
                     if (found := _SHM.search(line)) is not None:
                         self._shm_files.add(found.group(1))
 
-    def _stop_root(self) -> bool:
-        """SIGTERM, then SIGKILL; True when it had to be killed."""
+    def _stop_root(self, number: signal.Signals) -> bool:
+        """The signal, then SIGKILL; True when the second one was needed."""
         process = self._process
         if process is None or process.poll() is not None:
             return False
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         try:
             process.wait(END_GRACE_S)
             return False

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,20 @@ from zerolayer.bench.stream_client import StreamClient, StreamRecord
 from zerolayer.core.errors import EngineError
 
 SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
+
+
+@dataclass(frozen=True)
+class MoveSeen:
+    """What the fleet says of one move, set beside the strike that caused it."""
+
+    declared_ms: float
+    """From the strike until the fleet declared it."""
+    declared_ns: int
+    """CLOCK_MONOTONIC of that moment."""
+    after_declared_ms: float
+    """From there until the stream's next token."""
+    restored_tokens: int
+    """Tokens whose KV came from the snapshot; 0: computed again."""
 
 
 @dataclass
@@ -48,9 +62,17 @@ class Strike:
         if engine is not None:
             self.row = chaos_signals.engine_row(status, engine)
 
-    def declared_ms(self, moves: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
-        """For each of these moves, milliseconds from the strike until the fleet declared it."""
-        return tuple(1e3 * (move["declared_unix"] - self.struck_unix) for move in moves)
+    def moves_of(self, record: StreamRecord, status: Mapping[str, Any]) -> list[MoveSeen]:
+        """The moves of one stream since the strike, as the fleet's status tells them."""
+        if not record.response_id or not self.struck_ns:
+            return []
+        seen = []
+        for move in status["recent_moves"]:
+            if move["external_id"].startswith(record.response_id):
+                ms = 1e3 * (move["declared_unix"] - self.struck_unix)
+                at_ns = self.struck_ns + int(1e6 * ms)
+                seen.append(MoveSeen(ms, at_ns, move["after_declared_ms"], move["restored_tokens"]))
+        return seen
 
     def wake(self) -> None:
         """SIGCONT for what was frozen."""

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerolayer.bench.compare import compare, gaps_ms, percentile, summary, worst_gap_ms
+from zerolayer.bench.compare import compare, gaps_around, gaps_ms, percentile, summary, worst_gap_ms
 
 TOKENS = st.lists(st.integers(0, 50_000), min_size=0, max_size=60)
 DISTINCT = st.lists(st.integers(0, 50_000), min_size=40, max_size=80, unique=True)
@@ -79,6 +79,24 @@ def test_gaps_are_the_silences_between_tokens() -> None:
     assert gaps_ms(arrivals_ns) == [50.0, 0.0, 300.0]
     assert worst_gap_ms(arrivals_ns) == 300.0
     assert worst_gap_ms([7]) == 0.0
+
+
+def test_the_gap_of_a_fault_is_the_one_in_which_it_was_declared() -> None:
+    ms = 1_000_000
+    # Struck at 55; one token was still under way (60); declared at 80; an engine starts at 300.
+    arrivals = [at * ms for at in (0, 50, 60, 210, 260, 900)]
+    found = gaps_around(arrivals, 55 * ms, [80 * ms])
+    assert (found.at_fault_ms, found.other_ms) == (150.0, 640.0)
+
+
+def test_silence_after_a_fault_for_ever_is_no_number() -> None:
+    assert gaps_around([0, 10], 11, [12]).at_fault_ms is None
+    assert gaps_around([], 11, [12]).at_fault_ms is None
+
+
+def test_a_stream_that_was_not_moved_has_only_other_gaps() -> None:
+    found = gaps_around([0, 2_000_000, 5_000_000], 1_000_000, [])
+    assert (found.at_fault_ms, found.other_ms) == (0.0, 3.0)
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.floats(0.01, 1.0))

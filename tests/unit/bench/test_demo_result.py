@@ -7,8 +7,9 @@ import pytest
 from zerolayer.bench.demo import act_of
 from zerolayer.bench.demo_result import Act, DemoActs, result_of, table_of
 from zerolayer.bench.stream_client import ChoiceRecord, StreamRecord
+from zerolayer.bench.strike import MoveSeen, Strike
 
-OK = Act("a", 72, 0, 0, True, 100.0, False)
+OK = Act("a", 72, 0, 0, True, 100.0, 60.0, False)
 BROKEN = replace(OK, broken=True, delivered=24, lost=48, exact=False, gap_ms=None)
 GOOD = DemoActs(OK, OK, replace(OK, gap_ms=300.0), replace(OK, exact=False), BROKEN, "", ())
 
@@ -53,6 +54,19 @@ def test_the_gap_is_looked_for_from_the_fault_on() -> None:
     ms = 1_000_000
     choice = ChoiceRecord([1, 2, 3, 4], [0, 900 * ms, 950 * ms, 1150 * ms], "abcd", "length")
     record = StreamRecord(response_id="x", http_status=200, choices={0: choice}, done=True)
-    moves = [{"external_id": "x-0", "after_declared_ms": 70.0, "restored_tokens": 9}]
+    moves = [MoveSeen(20.0, 980 * ms, 70.0, 9)]
     act = act_of("t", [1, 2, 3, 4], record, 960 * ms, moves)
     assert (act.exact, act.moved, act.gap_ms, act.restored_tokens) == (True, True, 200.0, 9)
+    assert act.other_gap_ms == 0.0
+
+
+def test_only_moves_of_this_stream_count() -> None:
+    strike = Strike("kill", 5, struck_ns=1_000_000_000, struck_unix=100.0)
+    mine = {
+        "external_id": "x-0", "declared_unix": 100.25, "after_declared_ms": 7.0,
+        "restored_tokens": 3,
+    }  # fmt: skip
+    status = {"recent_moves": [mine, {**mine, "external_id": "y-0"}]}
+    seen = strike.moves_of(StreamRecord(response_id="x"), status)
+    assert seen == [MoveSeen(250.0, 1_250_000_000, 7.0, 3)]
+    assert strike.moves_of(StreamRecord(), status) == []

@@ -9,6 +9,7 @@ REFERENCE = list(range(40))
 GOOD = Trial(
     cause="kill", mode="snapshot", context_tokens=100, broken=False, fault="",
     comparison=compare(REFERENCE, REFERENCE), counted_tokens=40, received_tokens=40, gap_ms=120.0,
+    other_gap_ms=60.0, declared_ms=(20.0,),
     moved=True, cut_after=10, after_declared_ms=(60.0,), restored_tokens=109,
 )  # fmt: skip
 
