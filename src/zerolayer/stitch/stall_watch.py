@@ -34,6 +34,9 @@ IDLE_CPU_NS = 10 * MILLISECOND_NS
 """CPU that a hung process may use: heartbeat threads, and one tick of the kernel's coarse clock."""
 HUNGRY_CPU_SHARE = 0.5
 RECENT_NS = 5 * SECOND_NS
+FORGET_IDLE_NS = SECOND_NS
+"""Slow steps of an engine that owes nothing are forgotten after this: nobody sends it work while it
+is suspect, so it could never show a good one."""
 
 
 class Phase(Enum):
@@ -81,6 +84,7 @@ class EngineWatch:
         self._note_finished(before, config, slowness, unsure=missed_ns > 0 or self._excused_ns > 0)
         self._note_progress(before)
         self._note_stop()
+        self._forget_when_idle()
         if missed_ns > 0:
             self._excused_ns += min(missed_ns, max(0, evidence.now_ns - self._since_ns))
             self._next_check_ns = evidence.now_ns + _threshold_ns(config)
@@ -136,6 +140,13 @@ class EngineWatch:
         if self._stopped_ticks == 0:
             self._stopped_since_ns = self.evidence.now_ns
         self._stopped_ticks += 1
+
+    def _forget_when_idle(self) -> None:
+        now = self.evidence
+        if now.owes_work or now.step_started_ns:
+            return
+        if now.now_ns - (self._last_finished_ns or 0) > FORGET_IDLE_NS:
+            self._slow_steps = 0
 
     # -- what it means
 

@@ -200,6 +200,20 @@ def test_an_idle_engine_that_is_stopped_is_only_a_suspect() -> None:
     assert [seen.verdict for seen in fleet.of(Clear)] == [Clear(0)]
 
 
+def test_a_suspect_whose_work_has_ended_is_trusted_again_though_nobody_sends_it_any() -> None:
+    fleet = busy_fleet(10)
+    engine = fleet.engines[0]
+    engine.slow_factor = 8.0
+    for stream in engine.streams:
+        stream.output_left = 2  # of the step that runs, and of a slow one behind it
+    fleet.run(5.0, lambda fleet: not engine.streams)
+    fleet.run(0.5)
+    assert fleet.detector.phase(0) is Phase.SUSPECT
+    assert not fleet.of(Commit)
+    fleet.run(1.5)
+    assert fleet.detector.phase(0) is Phase.CLEAR
+
+
 def test_work_sent_to_a_stopped_idle_engine_is_moved_at_once() -> None:
     fleet = busy_fleet(5, at_work=(1,))
     fleet.engines[0].stopped = True
