@@ -115,10 +115,10 @@ class _Show:
         async with StreamClient(self._url, SERVED_NAME) as client:
             try:
                 undisturbed = await self._undisturbed(client)
-                kill = await self._struck(client, "kill", "engine killed (SIGKILL)")
-                freeze = await self._struck(client, "freeze", "engine frozen (SIGSTOP)")
+                kill = await self._struck(client, "kill", "killed (SIGKILL)")
+                freeze = await self._struck(client, "freeze", "frozen (SIGSTOP)")
                 prefill = await self._struck(
-                    client, "kill", "engine killed, computed again instead", resume="prefill"
+                    client, "kill", "killed, re-prefilled", resume="prefill"
                 )
             except httpx.HTTPError as error:
                 raise EngineError(f"the fleet does not answer: {error!r}") from error
@@ -137,7 +137,9 @@ class _Show:
     async def _struck(
         self, client: StreamClient, cause: str, title: str, *, resume: str | None = None
     ) -> Act:
-        self._head(f"{'4' if resume else '2' if cause == 'kill' else '3'}. {title}, mid-sentence")
+        self._head(
+            f"{'4' if resume else '2' if cause == 'kill' else '3'}. Engine {title}, mid-sentence"
+        )
         record = StreamRecord()
         strike = Strike(cause, STRIKE_AFTER_TOKENS, [record])
         told = False
@@ -269,6 +271,6 @@ async def _killed_on_plain(
         with contextlib.suppress(asyncio.CancelledError):
             await killing
     console.print()
-    act = act_of("plain vLLM, engine killed", reference, record, struck_ns, [])
+    act = act_of("killed, on plain vLLM", reference, record, struck_ns, [])
     lines_on(console)(_what_happened(act))
     return act

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 
@@ -69,37 +70,35 @@ def result_of(acts: DemoActs, seconds: float) -> dict[str, Any]:
 
 
 def table_of(acts: DemoActs) -> Table:
-    """One row per act."""
-    table = Table(title="the same request, five times", title_justify="left", pad_edge=False)
-    table.add_column("what happened to it")
+    """One row per act; fits 80 columns."""
+    table = Table(
+        title="the same request, five times (gaps in ms, as the client saw them)",
+        title_justify="left",
+        pad_edge=False,
+        box=box.SIMPLE,
+    )
+    table.add_column("its engine was")
     for heading in ("tokens", "lost", "repeated"):
         table.add_column(heading, justify="right")
     table.add_column("same text")
     table.add_column("gap at fault", justify="right")
-    table.add_column("other gaps", justify="right")
+    table.add_column("other", justify="right")
     for act in (acts.undisturbed, acts.kill, acts.freeze, acts.prefill, acts.plain):
         if act is not None:
             table.add_row(*_cells(act))
     if acts.plain is None:
-        table.add_row("plain vLLM", "-", "-", "-", f"not measured: {acts.plain_missing}", "-", "-")
+        table.add_row("plain vLLM: not measured", "-", "-", "-", "-", "-", "-")
+        table.caption = f"plain vLLM: {acts.plain_missing}"
     return table
 
 
 def _cells(act: Act) -> tuple[str, ...]:
-    same = "yes, every token" if act.exact else "no: other text"
+    same = "yes" if act.exact else "no, other"
     if act.broken:
-        same = "no: the stream broke"
+        same = "no, broke"
     elif act.lost or act.repeated:
         same = "no"
     gap = "for ever" if act.broken else "-"
-    gap = gap if act.gap_ms is None else f"{act.gap_ms:.0f} ms"
-    title = f"{act.title} ({act.note})" if act.note else act.title
-    return (
-        title,
-        str(act.delivered),
-        str(act.lost),
-        str(act.repeated),
-        same,
-        gap,
-        f"{act.other_gap_ms:.0f} ms",
-    )
+    gap = gap if act.gap_ms is None else f"{act.gap_ms:.0f}"
+    counts = (str(act.delivered), str(act.lost), str(act.repeated))
+    return act.title, *counts, same, gap, f"{act.other_gap_ms:.0f}"
