@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from zerolayer.engines.lifetime import die_with_parent, start_aside
+from zerolayer.engines.lifetime import STARTING_NICE, die_with_parent, renice
 
 
 def engine_main(
@@ -18,7 +18,7 @@ def engine_main(
     """
     os.setsid()
     die_with_parent(os.getppid())
-    start_aside()
+    renice([os.getpid()], STARTING_NICE)
     _redirect_output(Path(log_path))
     os.environ.update(environment)
     from vllm.v1.engine.core import EngineCoreProc

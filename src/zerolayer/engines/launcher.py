@@ -25,7 +25,7 @@ from zerolayer.core.errors import EngineError
 from zerolayer.engines import preload
 from zerolayer.engines.child import engine_main
 from zerolayer.engines.leftovers import shared_memory_of
-from zerolayer.engines.lifetime import full_speed
+from zerolayer.engines.lifetime import renice
 from zerolayer.engines.port import PortClient
 
 #: An engine that has not said READY by then is given up (large models load for minutes).
@@ -117,7 +117,7 @@ class Launcher:
             shared_memory=shared_memory_of((process.pid, *workers)),
             start_seconds=time.monotonic() - began,
         )
-        full_speed(launched.pids)
+        renice(launched.pids, 0)
         return launched
 
     @contextlib.contextmanager

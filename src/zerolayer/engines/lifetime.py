@@ -5,7 +5,7 @@ import ctypes
 import os
 import resource
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 _PR_SET_PDEATHSIG = 1
 
@@ -24,46 +24,29 @@ def die_with_parent(expected_parent: int) -> None:
 
 #: Niceness of an engine that starts: beside it, a serving engine gets ten times the CPU.
 STARTING_NICE = 10
+#: Niceness of a stalled engine: a serving engine gets seventy times the CPU.
+STALLED_NICE = 19
 
 
-def may_set_aside() -> bool:
+def may_renice() -> bool:
     """Whether this user may lower a priority and raise it again (root, or RLIMIT_NICE)."""
     return os.geteuid() == 0 or resource.getrlimit(resource.RLIMIT_NICE)[0] >= 20
 
 
-def start_aside() -> None:
-    """Start this process at a low CPU priority, until `full_speed`.
+def renice(pids: Iterable[int], niceness: int) -> None:
+    """Set the CPU priority of an engine's processes, 0 (ordinary) to 19 (lowest).
 
-    An engine that starts reads weights with every core it can get, while the others carry the
-    streams of the one that it replaces.
+    An engine that starts reads weights with every core it can get, and what is left of a stalled
+    one spins on vLLM's queues, while the others carry their streams. An engine has a session of
+    its own, so the kernel may weigh it as one group against others (`sched_autogroup`), whatever
+    the niceness of its threads: both are set. Does nothing for a user who could not undo it.
     """
-    if may_set_aside():
-        os.setpriority(os.PRIO_PROCESS, 0, STARTING_NICE)
-
-
-def set_aside(pids: Iterable[int]) -> None:
-    """Give a stalled engine only CPU time that nobody else wants.
-
-    What is left of it spins on vLLM's queues for a second (or for ever), on cores that the others
-    need for its streams.
-    """
-    if may_set_aside():
-        for thread in _threads(pids):
-            with contextlib.suppress(OSError):
-                os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
-
-
-def full_speed(pids: Iterable[int]) -> None:
-    """Give all threads of these processes the ordinary policy and priority."""
-    if may_set_aside():
-        for thread in _threads(pids):
-            with contextlib.suppress(OSError):
-                os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
-                os.setpriority(os.PRIO_PROCESS, thread, 0)
-
-
-def _threads(pids: Iterable[int]) -> Iterator[int]:
-    """All threads of these processes: Linux keeps policy and niceness per thread."""
+    if not may_renice():
+        return
     for pid in pids:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/autogroup", "w") as group:
+            group.write(str(niceness))
         with contextlib.suppress(OSError):
-            yield from map(int, os.listdir(f"/proc/{pid}/task"))
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                with contextlib.suppress(OSError):
+                    os.setpriority(os.PRIO_PROCESS, int(thread), niceness)

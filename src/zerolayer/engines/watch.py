@@ -12,7 +12,7 @@ from zerolayer.core.engine_state import EngineEvent, EngineState
 from zerolayer.core.fleet_state import EngineReport
 from zerolayer.dispatch.cost import StepCostModel, StepWork
 from zerolayer.dispatch.steps import StepSample, StepWatch
-from zerolayer.engines.lifetime import full_speed, set_aside
+from zerolayer.engines.lifetime import STALLED_NICE, renice
 from zerolayer.engines.supervisor import LiveEngine
 from zerolayer.stitch.stall import (
     Clear,
@@ -123,7 +123,7 @@ class FleetWatch:
         late = now_ns - state.step_started_ns > 1e9 * expected_s
         tree = live.tree.look(threads=owes and late)
         if self._was_stopped[slot] and not tree.stopped:
-            full_speed(live.launched.pids)  # somebody continued it: let it show what it can
+            renice(live.launched.pids, 0)  # somebody continued it: let it show what it can
         self._was_stopped[slot] = tree.stopped
         return EngineEvidence(
             now_ns=now_ns,
@@ -219,20 +219,22 @@ class FleetWatch:
                 continue
             if now_ns - since_ns > self._settings.restart_after_s * 1e9:
                 live.end(f"no progress for {self._settings.restart_after_s:.0f} s after a stall")
+            elif now_ns - since_ns < self._detector.hold_s(slot) * 1e9:
+                continue  # a probe takes cores that its streams need elsewhere now
             elif slot not in self._probes and self._stalled(slot):
                 self._probes[slot] = asyncio.create_task(self._prove(live))
 
     def _set_aside(self, engine: int) -> None:
         live = self._fleet.supervisors[engine].live
         if live is not None:
-            set_aside(live.launched.pids)
+            renice(live.launched.pids, STALLED_NICE)
 
     @staticmethod
     async def _prove(live: LiveEngine) -> bool:
         """A round trip first; only an engine that answers gets its CPU priority back."""
         if not await live.port.answers():
             return False
-        full_speed(live.launched.pids)
+        renice(live.launched.pids, 0)
         return await live.port.computes()
 
     def _stalled(self, slot: int) -> bool:
