@@ -1,6 +1,8 @@
 """The `zerolayer` command: all command groups under one name."""
 
 import contextlib
+import os
+import sys
 from importlib import metadata
 
 import typer
@@ -36,4 +38,19 @@ def version() -> None:
 
 def main() -> None:
     """Entry point of the installed command."""
-    app(prog_name="zerolayer")
+    try:
+        app(prog_name="zerolayer")
+    except SystemExit as done:
+        if "vllm" in sys.modules and isinstance(done.code, int):
+            _leave(done.code)
+        raise
+
+
+def _leave(status: int) -> None:
+    """End at once: nothing of ours is left to do, and vLLM's libraries would fill the terminal.
+
+    They print a hundred lines of reference leaks while Python takes itself down.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

@@ -14,6 +14,12 @@ from zerolayer.cli.parsing import PassThroughCommand, passed_through
 app = typer.Typer()
 
 SHM = Path("/dev/shm")
+#: What suits the packaged model: it is small enough that compiling it costs more than it saves.
+PACKAGED_ARGS = (
+    ("--served-model-name", PACKAGED_NAME),
+    ("--enforce-eager",),
+    ("--max-num-seqs", "16"),
+)
 HELP = (
     "Serve a model on several vLLM engines behind one OpenAI-compatible address.\n\n"
     "An engine that dies or hangs is replaced, and its answers go on from another engine: nothing "
@@ -153,8 +159,10 @@ def _run(words: ServeWords) -> int:
 def vllm_args(words: ServeWords) -> tuple[str, ...]:
     """The user's words for vLLM, with ours before them where the user gave none."""
     ours: list[str] = []
-    if words.model is None and not _gives(words.vllm_args, "--served-model-name"):
-        ours += ["--served-model-name", PACKAGED_NAME]
+    if words.model is None:
+        for flag, *value in PACKAGED_ARGS:
+            if not _gives(words.vllm_args, flag):
+                ours += [flag, *value]
     if not words.verbose:
         if not _gives(words.vllm_args, "--uvicorn-log-level"):
             ours += ["--uvicorn-log-level", "warning"]
