@@ -6,6 +6,7 @@ Works on the answer of `GET /zerolayer/status` of a fleet on this host.
 import contextlib
 import os
 import signal
+from collections.abc import Mapping
 from typing import Any
 
 from zerolayer.arena.board import CHAOS_HANG, CHAOS_NONE, CHAOS_SLOW, ChaosOrder, EngineBoard
@@ -15,7 +16,7 @@ from zerolayer.core.errors import EngineError
 ORDERS = {"none": CHAOS_NONE, "hang": CHAOS_HANG, "slow": CHAOS_SLOW}
 
 
-def engine_row(status: dict[str, Any], engine: str) -> dict[str, Any]:
+def engine_row(status: Mapping[str, Any], engine: str) -> dict[str, Any]:
     """One engine's row of the status. Raises `EngineError` when there is none of that name."""
     for row in status["engines"]:
         if row["id"] == engine:

@@ -165,8 +165,10 @@ class _Show:
         self._say(_what_happened(act))
         if resume is None:
             self._say("waiting until that engine serves again")
-            healed_s = await heal(client, strike)
-            self._say(f"all engines ready again after {healed_s:.1f} s")
+            missing_s = strike.missing_s(await heal(client, strike))
+            self._say(
+                "all engines ready" + (f", it was away {missing_s:.1f} s" if missing_s else "")
+            )
         return act
 
     def _head(self, text: str) -> None:

@@ -99,7 +99,7 @@ class _Bench:
         self._rng = Random(options.seed)
         self._prompts: dict[int, list[int]] = {}
         self._references: dict[int, list[int]] = {}
-        self._healed_s: list[float] = []
+        self._missing_s: list[float] = []
         self._trials: list[Trial] = []
         self._missed = 0
 
@@ -121,7 +121,7 @@ class _Bench:
         return {
             **result,
             "undisturbed_repeats_exactly": repeated_exactly,
-            "healed_s": summary(self._healed_s),
+            "missing_s": summary(self._missing_s),
             "faults_that_came_too_late": self._missed,
             "kills": options.kills,
             "freezes": options.freezes,
@@ -185,10 +185,10 @@ class _Bench:
             try:
                 await self._stream_all(client, contexts, mode, records, strike)
             finally:
-                healed_s = await heal(client, strike, options.heal_timeout_s)
+                status = await heal(client, strike, options.heal_timeout_s)
             if strike is None or strike.struck_ns:
-                await self._note(client, contexts, mode, records, strike)
-                self._say(cause, mode, len(contexts), healed_s)
+                self._note(contexts, mode, records, strike, status)
+                self._say(cause, mode, len(contexts), strike.missing_s(status) if strike else 0.0)
                 return
             self._missed += 1
         raise EngineError("no fault could be placed under the streams: they ended too early")
@@ -215,16 +215,15 @@ class _Bench:
             if aiming is not None:
                 aiming.cancel()
 
-    async def _note(
+    def _note(
         self,
-        client: StreamClient,
         contexts: Sequence[int],
         mode: str,
         records: Sequence[StreamRecord],
         strike: Strike | None,
+        status: Mapping[str, Any],
     ) -> None:
-        """Make trials of a round's streams."""
-        status = await client.status()
+        """Make trials of a round's streams; `status`: the fleet's, once it is whole again."""
         self._trials += [
             self._trial(context, mode, record, strike, status)
             for context, record in zip(contexts, records, strict=True)
@@ -242,9 +241,12 @@ class _Bench:
         struck_ns = strike.struck_ns if strike is not None else 0
         before = sum(1 for at_ns in record.arrivals_ns if at_ns <= struck_ns)
         ours = strike.moves_of(record, status) if strike is not None else []
-        gaps = gaps_around(record.arrivals_ns, struck_ns, [move.declared_ns for move in ours])
+        hurt = strike.row["id"] if strike is not None and strike.row is not None else ""
+        caused = [move for move in ours if move.source == hurt]
+        gaps = gaps_around(record.arrivals_ns, struck_ns, [move.declared_ns for move in caused])
+        cause = "none" if strike is None else strike.cause
         return Trial(
-            cause="none" if strike is None else strike.cause,
+            cause=cause,
             mode=mode,
             context_tokens=context,
             broken=record.broken,
@@ -254,20 +256,26 @@ class _Bench:
             ),
             counted_tokens=(record.usage or {}).get("completion_tokens"),
             received_tokens=len(record.token_ids),
-            gap_ms=gaps.at_fault_ms or 0.0,
+            gap_ms=gaps.at_fault_ms,
             other_gap_ms=gaps.other_ms,
-            moved=bool(ours),
+            moved=bool(caused),
             cut_after=before,
-            after_declared_ms=tuple(move.after_declared_ms for move in ours),
-            restored_tokens=max((move.restored_tokens for move in ours), default=0),
-            declared_ms=tuple(move.declared_ms for move in ours),
+            after_declared_ms=tuple(move.after_declared_ms for move in caused),
+            restored_tokens=max((move.restored_tokens for move in caused), default=0),
+            declared_ms=tuple(move.declared_ms for move in caused),
+            unasked_moves=tuple(
+                f"from {move.source}, {move.declared_ms:.0f} ms after the {cause} of {hurt}, "
+                f"because: {move.reason}"
+                for move in ours
+                if move.source != hurt
+            ),
         )
 
-    def _say(self, cause: str, mode: str, streams: int, healed_s: float) -> None:
+    def _say(self, cause: str, mode: str, streams: int, missing_s: float) -> None:
         """One line about the newest round."""
         trials = self._trials[-streams:]
         if cause == "kill":
-            self._healed_s.append(healed_s)
+            self._missing_s.append(missing_s)
         done = sum(1 for trial in self._trials if trial.cause == cause) // self._options.streams
         wanted = {"kill": self._options.kills, "freeze": self._options.freezes}.get(
             cause, QUIET_ROUNDS
@@ -277,11 +285,13 @@ class _Bench:
             f"{cause} {done}/{wanted} {mode:8} "
             f"context {'/'.join(str(c) for c in sorted({t.context_tokens for t in trials}))}: "
             f"moved {len(moved)} of {len(trials)}, "
-            f"gap {max((t.gap_ms for t in moved), default=0.0):.0f} ms "
+            f"gap {max((t.gap_ms or 0.0 for t in moved), default=0.0):.0f} ms "
             f"(declared after {max((ms for t in moved for ms in t.declared_ms), default=0.0):.0f}, "
             f"then {max((ms for t in moved for ms in t.after_declared_ms), default=0.0):.0f}), "
             f"other {max((t.other_gap_ms for t in trials), default=0.0):.0f} ms, "
             f"exact {sum(t.comparison.exact for t in trials)}/{len(trials)}, "
             f"lost {sum(t.lost for t in trials)}, repeated {sum(t.repeated for t in trials)}, "
-            f"broken {sum(t.broken for t in trials)}, whole again after {healed_s:.1f} s"
+            f"broken {sum(t.broken for t in trials)}, "
+            f"unasked moves {sum(len(t.unasked_moves) for t in trials)}, "
+            f"engine missing for {missing_s:.1f} s"
         )

@@ -7,6 +7,8 @@ from typing import Any
 from zerolayer.bench.compare import Comparison, percentile, summary
 
 CAUSES = ("kill", "freeze")
+REASONS_MAX = 10
+"""Sentences of one kind that a report shows."""
 MODES = ("snapshot", "prefill")
 
 
@@ -26,8 +28,8 @@ class Trial:
     counted_tokens: int | None
     """Tokens that the server says it sent (`usage`)."""
     received_tokens: int
-    gap_ms: float
-    """The silence into which the fault fell, as the client saw it."""
+    gap_ms: float | None
+    """The silence into which the fault fell, as the client saw it; None: for ever."""
     other_gap_ms: float
     """Its longest other silence from the fault on (an engine starts beside it)."""
     moved: bool
@@ -39,6 +41,8 @@ class Trial:
     restored_tokens: int = 0
     declared_ms: tuple[float, ...] = ()
     """From the fault until the fleet declared it."""
+    unasked_moves: tuple[str, ...] = ()
+    """Moves away from an engine that nobody hurt, and what the fleet gave as their reason."""
 
     @property
     def lost(self) -> int:
@@ -70,7 +74,7 @@ def totals(trials: Sequence[Trial]) -> dict[str, Any]:
         "tokens_lost": sum(trial.lost for trial in trials),
         "tokens_repeated": sum(trial.repeated for trial in trials),
         "exact_share": share(trials, lambda trial: trial.comparison.exact),
-        "gap_ms": summary([trial.gap_ms for trial in moved]),
+        "gap_ms": summary([t.gap_ms for t in moved if t.gap_ms is not None]),
         "other_gap_ms": summary([trial.other_gap_ms for trial in moved]),
         "declared_ms": summary([ms for trial in moved for ms in trial.declared_ms]),
         "after_declared_ms": summary(declared),
@@ -97,7 +101,8 @@ def report(trials: Sequence[Trial], contexts: Sequence[int]) -> dict[str, Any]:
         **top,
         "context_tokens": list(contexts),
         "by_mode": {mode: _mode_report(hurt, mode, contexts) for mode in MODES},
-        "faults": [trial.fault for trial in hurt if trial.broken][:10],
+        "unasked_moves": [what for trial in trials for what in trial.unasked_moves][:REASONS_MAX],
+        "faults": [trial.fault for trial in hurt if trial.broken][:REASONS_MAX],
     }
 
 
@@ -119,7 +124,8 @@ def _gap_ratio(trials: Sequence[Trial], contexts: Sequence[int]) -> float | None
     """Median gap after a kill at the longest context over that at the shortest."""
 
     def median(context: int) -> float | None:
-        gaps = [t.gap_ms for t in trials if t.context_tokens == context and t.moved]
+        ours = [t for t in trials if t.context_tokens == context and t.moved]
+        gaps = [t.gap_ms for t in ours if t.gap_ms is not None]
         return percentile(gaps, 0.5)
 
     short, long = median(min(contexts)), median(max(contexts))

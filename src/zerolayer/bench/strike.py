@@ -27,6 +27,9 @@ class MoveSeen:
     """From there until the stream's next token."""
     restored_tokens: int
     """Tokens whose KV came from the snapshot; 0: computed again."""
+    source: str = ""
+    """The engine that it left."""
+    reason: str = ""
 
 
 @dataclass
@@ -71,13 +74,29 @@ class Strike:
             if move["external_id"].startswith(record.response_id):
                 ms = 1e3 * (move["declared_unix"] - self.struck_unix)
                 at_ns = self.struck_ns + int(1e6 * ms)
-                seen.append(MoveSeen(ms, at_ns, move["after_declared_ms"], move["restored_tokens"]))
+                seen.append(
+                    MoveSeen(
+                        ms,
+                        at_ns,
+                        move["after_declared_ms"],
+                        move["restored_tokens"],
+                        move["from"],
+                        move["reason"],
+                    )
+                )
         return seen
 
     def wake(self) -> None:
         """SIGCONT for what was frozen."""
         if self.struck_ns and self.row is not None and self.cause == "freeze":
             chaos_signals.send(self.row, signal.SIGCONT)
+
+    def missing_s(self, status: Mapping[str, Any]) -> float:
+        """Seconds that the killed engine's capacity was missing, by the fleet's own account."""
+        if self.row is None or self.cause != "kill":
+            return 0.0
+        now = chaos_signals.engine_row(status, self.row["id"])
+        return float(now["missing_capacity_s"] - self.row["missing_capacity_s"])
 
     def still_to_heal(self, status: dict[str, Any]) -> bool:
         """Whether the fleet is not whole again, or still shows the killed engine as it was."""
@@ -91,8 +110,8 @@ class Strike:
 
 async def heal(
     client: StreamClient, strike: Strike | None, timeout_s: float = HEAL_TIMEOUT_S
-) -> float:
-    """Wake what was frozen, wait until every engine serves; returns the seconds.
+) -> dict[str, Any]:
+    """Wake what was frozen, wait until every engine serves; returns the status then.
 
     Raises `EngineError` when that takes longer than `timeout_s`.
     """
@@ -102,7 +121,7 @@ async def heal(
     while True:
         status = await client.status()
         if not (strike.still_to_heal(status) if strike is not None else not all_ready(status)):
-            return time.monotonic() - began
+            return status
         if time.monotonic() - began > timeout_s:
             raise EngineError(not_healed(status, timeout_s))
         await asyncio.sleep(HEAL_POLL_S)

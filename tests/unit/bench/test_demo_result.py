@@ -64,9 +64,9 @@ def test_only_moves_of_this_stream_count() -> None:
     strike = Strike("kill", 5, struck_ns=1_000_000_000, struck_unix=100.0)
     mine = {
         "external_id": "x-0", "declared_unix": 100.25, "after_declared_ms": 7.0,
-        "restored_tokens": 3,
+        "restored_tokens": 3, "from": "e1", "reason": "it died",
     }  # fmt: skip
     status = {"recent_moves": [mine, {**mine, "external_id": "y-0"}]}
     seen = strike.moves_of(StreamRecord(response_id="x"), status)
-    assert seen == [MoveSeen(250.0, 1_250_000_000, 7.0, 3)]
+    assert seen == [MoveSeen(250.0, 1_250_000_000, 7.0, 3, "e1", "it died")]
     assert strike.moves_of(StreamRecord(), status) == []
