@@ -18,6 +18,9 @@
 Ticks come every 10 to 20 ms. A tick that comes over TICK_LATE_NS late says that this process, or
 the box, slept: that time is held against no engine.
 
+An engine that comes up took its share of the box while it started: what was late meanwhile counts
+against no other engine.
+
 The expected times must not come from the fault itself: who feeds the cost model leaves out the
 steps of an engine whose `phase` is COMMITTED.
 """
@@ -120,6 +123,8 @@ class StallDetector:
     def _see(self, evidence: Mapping[int, EngineEvidence], missed_ns: int) -> None:
         for slot in sorted(evidence):
             if slot not in self._watches:
+                for other in self._watches.values():
+                    other.forgive()
                 self._watches[slot] = EngineWatch(evidence[slot])
             slowness = self._slowness(slot)
             self._watches[slot].see(evidence[slot], self.config, slowness, missed_ns)

@@ -199,6 +199,13 @@ class EngineWatch:
 
     # -- checks while suspect
 
+    def forgive(self) -> None:
+        """What was slow or late until now counts no more, unless it was given up for it."""
+        if self.phase is Phase.COMMITTED:
+            return
+        self._slow_steps = 0
+        self._start_suspicion(self.evidence.now_ns, self._next_check_ns - self.evidence.now_ns)
+
     def suspect(self, config: StallConfig) -> None:
         """Begin to count."""
         self.phase = Phase.SUSPECT

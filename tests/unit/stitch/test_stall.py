@@ -214,6 +214,17 @@ def test_a_suspect_whose_work_has_ended_is_trusted_again_though_nobody_sends_it_
     assert fleet.detector.phase(0) is Phase.CLEAR
 
 
+@pytest.mark.parametrize("starting", [False, True])
+def test_what_was_slow_while_another_engine_started_counts_against_nobody(starting: bool) -> None:
+    fleet = busy_fleet(11)
+    fleet.engines[0].slow_factor = 12.0
+    for _ in range(12):
+        fleet.run(0.4)
+        if starting:
+            fleet.detector.restarted(1)  # so it comes up at the next tick
+    assert bool(fleet.of(Commit)) is not starting
+
+
 def test_work_sent_to_a_stopped_idle_engine_is_moved_at_once() -> None:
     fleet = busy_fleet(5, at_work=(1,))
     fleet.engines[0].stopped = True
