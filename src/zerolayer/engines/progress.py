@@ -31,8 +31,10 @@ class ProgressBoard:
         self._requests.add(request.request_id)
 
     def removed(self, request: Any) -> None:
-        """A request left the engine."""
+        """A request left the engine; without one the engine takes no step that would say so."""
         self._requests.discard(request.request_id)
+        if self._state.step_started_ns == 0:
+            self._write_idle(self._state.step_ended_ns)
 
     def step_started(self, scheduled: Any) -> None:
         """The step in this `SchedulerOutput` begins now; one without tokens is not a step."""
@@ -61,19 +63,22 @@ class ProgressBoard:
 
     def step_ended(self) -> None:
         """The step's output is there: idle until the next one."""
-        state = self._state
-        if state.step_started_ns == 0:
-            return
+        if self._state.step_started_ns:
+            self._write_idle(time.monotonic_ns())
+
+    def _write_idle(self, step_ended_ns: int) -> None:
+        state, requests = self._state, len(self._requests)
+        running = min(state.running_requests, requests)
         self._state = CoreState(
             incarnation=state.incarnation,
             core_pid=state.core_pid,
             step_seq=state.step_seq,
-            step_ended_ns=time.monotonic_ns(),
+            step_ended_ns=step_ended_ns,
             prefill_tokens=state.prefill_tokens,
             decode_requests=state.decode_requests,
             context_tokens=state.context_tokens,
-            running_requests=state.running_requests,
-            waiting_requests=state.waiting_requests,
+            running_requests=running,
+            waiting_requests=requests - running,
             free_blocks=self._blocks.get_num_free_blocks() if self._blocks else 0,
             total_blocks=state.total_blocks,
         )
