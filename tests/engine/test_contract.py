@@ -268,6 +268,19 @@ def test_async_llm_keeps_the_reader_of_each_request_where_we_look_for_it() -> No
     assert "self.output_handler" in llm
 
 
+def test_readers_of_in_host_queues_have_one_default_and_it_is_how_long_they_spin() -> None:
+    where, needed_by = "SpinCondition.__init__", "engines/child.py:spin_briefly shortens it"
+    init = found(f"distributed.device_communicators.shm_broadcast:{where}", needed_by)
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(init).parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    }
+    assert list(defaults) == ["busy_loop_s"], (
+        f"vLLM's {where} has the defaults {defaults} now; {needed_by}"
+    )
+
+
 # -- the connector --------------------------------------------------------------------------------
 
 OURS = [
