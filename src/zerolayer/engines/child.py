@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from zerolayer.engines.lifetime import STARTING_NICE, die_with_parent, renice
-from zerolayer.engines.spinning import shorten_spinning
+
+#: Long enough that a message between two steps is met spinning, in seconds.
+QUEUE_SPIN_S = 0.002
 
 
 def engine_main(
@@ -27,8 +29,6 @@ def engine_main(
     from vllm.v1.engine.core import EngineCoreProc
     from vllm.v1.executor import Executor
 
-    if vllm_config.device_config.device_type == "cpu":
-        shorten_spinning()
     EngineCoreProc.run_engine_core(
         vllm_config=vllm_config,
         local_client=True,
