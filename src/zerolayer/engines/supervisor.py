@@ -16,6 +16,7 @@ from zerolayer.engines.launcher import (
     Launcher,
     LaunchOrder,
     exit_text,
+    kill_now,
     kill_tree,
     last_words,
     watch_pids,
@@ -33,6 +34,8 @@ GIVE_UP_AFTER = 5
 LIVED_S = 10.0
 #: A new engine must compute its first token within this time to be admitted.
 FIRST_TOKEN_TIMEOUT_S = 120.0
+#: Between a death and the clean-up after it, in seconds.
+SETTLE_S = 0.5
 BACKOFF_FIRST_S = 1.0
 BACKOFF_MAX_S = 30.0
 
@@ -136,7 +139,7 @@ class SlotSupervisor:
     async def _serve(self, launched: LaunchedEngine) -> None:
         port = self._hooks.connect(self.slot, launched)
         live = LiveEngine(launched, port, ProcessTree(launched.pids))
-        unwatch = watch_pids(launched.pids, lambda pid: live.end(self._end_text(launched, pid)))
+        unwatch = watch_pids(launched.pids, lambda pid: live.end(_who_ended(launched, pid)))
         try:
             await self._first_token(live)
             self.live = live
@@ -144,8 +147,13 @@ class SlotSupervisor:
             await self._driver.engine_up(self.slot, port)
             self.first_try_over.set()
             why = await live.ended
+            self.live = None
             self._went_down(why)
             await self._driver.move_all(self.slot, why, reachable=False)
+            kill_now(launched.pids)
+            # The moved streams load their pages now; tidying and restarting can wait for them.
+            await asyncio.sleep(SETTLE_S)
+            self._explain(launched, why)
         finally:
             unwatch()
             self.live = None
@@ -182,7 +190,13 @@ class SlotSupervisor:
         self._failures = 1 if lived > LIVED_S else self._failures + 1
         self.record.down_since_ns, self.record.up_since = time.monotonic_ns(), 0.0
         self.record.last_fault = why
-        self._hooks.note(self.slot, f"ended: {why}")
+
+    def _explain(self, launched: LaunchedEngine, why: str) -> None:
+        """Say how the engine ended, with its own last words where it had any."""
+        words = exit_text(launched.process)
+        said = last_words(launched.order.log_path) if "exit code" in words else ""
+        self.record.last_fault = f"{why} ({words}){': ' + said if said else ''}"
+        self._hooks.note(self.slot, f"ended: {self.record.last_fault}")
 
     def _note_fault(self, why: str) -> None:
         self._failures += 1
@@ -208,16 +222,12 @@ class SlotSupervisor:
             return
         await asyncio.sleep(backoff_s(self._failures))
 
-    def _end_text(self, launched: LaunchedEngine, pid: int) -> str:
-        """Why an engine ended, in words."""
-        process = launched.process
-        if pid != process.pid:
-            return f"its worker (pid {pid}) ended"
-        words = exit_text(process)
-        said = last_words(launched.order.log_path) if "exit code" in words else ""
-        return f"its core {words}{': ' + said if said else ''}"
-
     @property
     def state(self) -> EngineState:
         """Where the slot's engine is in its life."""
         return self._driver.lives[self.slot].state
+
+
+def _who_ended(launched: LaunchedEngine, pid: int) -> str:
+    """Which process of an engine ended, in words. Must not wait: streams are to be moved."""
+    return "its core ended" if pid == launched.process.pid else f"its worker (pid {pid}) ended"
