@@ -14,6 +14,7 @@ from zerolayer.core.errors import EngineError
 from zerolayer.core.outcome import Outcome
 from zerolayer.engines.fleet import Fleet
 from zerolayer.engines.port import PortClient
+from zerolayer.engines.supervisor import LiveEngine
 
 #: Body field `vllm_xargs` with this key and the value "prefill" continues without snapshots.
 RESUME_ARG = "zerolayer_resume"
@@ -62,22 +63,26 @@ class FleetClient(EngineCoreClient):
 
     # -- everything else goes to the engines that are there ---------------------------------------
 
-    def _clients(self) -> list[PortClient]:
-        """Clients of all engines that are up. Raises `EngineError` when there is none."""
-        live = [supervisor.live for supervisor in self._fleet.supervisors]
-        clients = [engine.launched.client for engine in live if engine is not None]
-        if not clients:
+    def _serving(self) -> list[LiveEngine]:
+        """The engines that serve now. Raises `EngineError` when there is none."""
+        accepts = self._driver.fleet.accepts
+        live = [s.live for s in self._fleet.supervisors if accepts[s.slot]]
+        serving = [engine for engine in live if engine is not None]
+        if not serving:
             raise EngineError("no engine is ready")
-        return clients
+        return serving
 
     async def _everywhere(self, call: Callable[[PortClient], Awaitable[Any]]) -> list[Any]:
-        """Call something on every ready engine; an engine that dies meanwhile does not count."""
-        jobs = [call(client) for client in self._clients()]
+        """Call something on every serving engine; one that dies meanwhile does not count."""
+        jobs = [_unless_it_ends(engine, call) for engine in self._serving()]
         results = await asyncio.gather(*jobs, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, EngineDeadError):
                 raise result
-        return [result for result in results if not isinstance(result, EngineDeadError)]
+        answers = [result for result in results if not isinstance(result, EngineDeadError)]
+        if not answers:
+            raise EngineError("the engines died before they answered")
+        return answers
 
     async def call_utility_async(self, method: str, *args: Any) -> Any:
         """A utility call on every ready engine; the first engine's answer."""
@@ -141,6 +146,19 @@ class FleetClient(EngineCoreClient):
     async def get_status(self) -> dict[str, Any]:
         """vLLM's own status call."""
         return {"schema_version": 1, "total_engines": len(self.engine_ranks_managed), "engines": []}
+
+
+async def _unless_it_ends(engine: LiveEngine, call: Callable[[PortClient], Awaitable[Any]]) -> Any:
+    """The engine's answer; vLLM's client itself would wait for a dead engine for ever."""
+    job = asyncio.ensure_future(call(engine.launched.client))
+    either: set[asyncio.Future[Any]] = {job, engine.ended}
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not job.done():
+            raise EngineDeadError
+        return job.result()
+    finally:
+        job.cancel()
 
 
 #: Calls that simply go to every ready engine, the first answer counting.
