@@ -28,6 +28,7 @@ from zerolayer.engines.port import (
     PROBE_STREAM,
     PortClient,
     VllmPort,
+    abandoned,
     restored_tokens,
     why_not_resumable,
 )
@@ -104,6 +105,7 @@ class Fleet:
         hooks = DriverHooks(
             failed=self._stream_failed,
             restored_tokens=restored_tokens,
+            abandoned=abandoned,
             why_not_resumable=why_not_resumable,
         )
         self.driver = FleetDriver(settings.engines, ExpectedWait(), self.clock, hooks)
@@ -240,7 +242,7 @@ class Fleet:
             kv_tokens=float(blocks * found.cache_config.block_size) or float("inf"),
         )
 
-    def _take(self, slot: int, outputs: EngineCoreOutputs) -> None:
+    async def _take(self, slot: int, outputs: EngineCoreOutputs) -> None:
         """Fence one message of an engine and hand on what is left of it."""
         if self.watch is not None and outputs.outputs:
             self.watch.noted_output(slot)
@@ -258,6 +260,7 @@ class Fleet:
         outputs.finished_requests = None
         if outputs.outputs or outputs.scheduler_stats:
             self.outputs.put_nowait(outputs)
+        await self.driver.move_abandoned(slot)
 
     def _stream_failed(self, stream_id: str, outcome: Outcome, message: str) -> None:
         self.on_stream_failed(stream_id, outcome, message)

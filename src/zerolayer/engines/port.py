@@ -3,11 +3,11 @@
 import asyncio
 import copy
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
-from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest, FinishReason
 from vllm.v1.engine.core_client import AsyncMPClient
 from vllm.v1.engine.exceptions import EngineDeadError
 from zmq import ZMQError
@@ -28,7 +28,7 @@ class PortClient(AsyncMPClient):
     """vLLM's client with its outputs led to the fleet, in the task that reads the socket."""
 
     def lead_outputs(
-        self, take: Callable[[EngineCoreOutputs], None], ended: Callable[[], None]
+        self, take: Callable[[EngineCoreOutputs], Awaitable[None]], ended: Callable[[], None]
     ) -> None:
         """Call `take` for each step's outputs and `ended` when the engine says it is dead.
 
@@ -40,7 +40,7 @@ class PortClient(AsyncMPClient):
 
     async def process_engine_outputs(self, outputs: EngineCoreOutputs) -> None:
         """vLLM calls this hook for each message, before it queues the message."""
-        self.take(outputs)
+        await self.take(outputs)
 
 
 class _EndOnly:
@@ -163,6 +163,14 @@ def why_not_resumable(request: EngineCoreRequest, delivered: int) -> str | None:
     if request.prompt_token_ids is None or request.prompt_embeds is not None:
         return "its prompt is made of embeddings, behind which output tokens cannot be placed"
     return None
+
+
+def abandoned(output: Any) -> bool:
+    """Whether the engine ended a stream that we still want: it does so when it is told to end.
+
+    What a client or a stop string aborts has left the ledger before, and is fenced.
+    """
+    return bool(output.finish_reason == FinishReason.ABORT)
 
 
 def restored_tokens(output: Any) -> int:

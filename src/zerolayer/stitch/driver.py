@@ -105,6 +105,8 @@ class DriverHooks:
     """(stream id, outcome, message): the client must be told that its stream is lost."""
     restored_tokens: Callable[[Any], int]
     """Tokens that an engine took from a snapshot, as its first output after a move says."""
+    abandoned: Callable[[Any], bool]
+    """Whether an output says that the engine gave the stream up by itself (it is shutting down)."""
     why_not_resumable: Callable[[Any, int], str | None]
     """(request, delivered tokens): why it cannot be continued elsewhere, or None if it can."""
 
@@ -145,6 +147,7 @@ class FleetDriver:
         self._clock = clock
         self._hooks = hooks
         self._mean_output_tokens = 128.0
+        self._abandoned: list[Owned] = []
 
     # -- streams come and go --------------------------------------------------------------------
 
@@ -179,12 +182,18 @@ class FleetDriver:
             await self._abort(engine, request_ids)
 
     def take_outputs(self, engine: int, outputs: Sequence[Any]) -> list[tuple[Owned, Any]]:
-        """Fence an engine's outputs; returns those that may go to clients, with their streams."""
+        """Fence an engine's outputs; returns those that may go to clients, with their streams.
+
+        Call `move_abandoned` afterwards.
+        """
         passed = []
         for output in outputs:
             owned = self._current(output.request_id)
             if owned is None or owned.stream.engine != engine:
                 self.totals.outputs_fenced += 1
+                continue
+            if self._hooks.abandoned(output):
+                self._abandoned.append(owned)
                 continue
             self._deliver(owned, engine, output)
             passed.append((owned, output))
@@ -224,21 +233,18 @@ class FleetDriver:
 
         `reachable`: the process is there, so its copies of the streams are aborted.
         """
-        now, unix = self._clock.monotonic_ns(), self._clock.unix()
         moving = [self.owned[stream_id] for stream_id in self.on_engine[engine]]
-        left = []
-        for owned in moving:
-            left.append(owned.stream.request_id)
-            self._leave(owned)
-            # Of two moves in a row, the client has waited since the first was declared.
-            owned.move = owned.move or PendingMove(engine, reason, now, unix)
-            owned.moves += 1
-        for owned in moving:
-            if owned.stream.phase is Phase.WAITING:
-                await self._place_again(owned, engine)
+        left = [owned.stream.request_id for owned in moving]
+        await self._move(moving, engine, reason)
         if reachable and left:
             await self._abort(engine, left)
         return len(moving)
+
+    async def move_abandoned(self, engine: int) -> None:
+        """Continue elsewhere what an engine gave up by itself."""
+        if self._abandoned:
+            moving, self._abandoned = self._abandoned, []
+            await self._move(moving, engine, "the engine gave it up")
 
     def engine_gone(self, engine: int) -> None:
         """The engine's process has ended: nothing can be sent there any more."""
@@ -283,6 +289,18 @@ class FleetDriver:
                     return  # somebody moved or ended it meanwhile
                 self._leave(owned)
                 exclude |= {decision.engine}
+
+    async def _move(self, moving: Sequence[Owned], engine: int, reason: str) -> None:
+        """Fence all of them first, then place one after the other."""
+        now, unix = self._clock.monotonic_ns(), self._clock.unix()
+        for owned in moving:
+            self._leave(owned)
+            # Of two moves in a row, the client has waited since the first was declared.
+            owned.move = owned.move or PendingMove(engine, reason, now, unix)
+            owned.moves += 1
+        for owned in moving:
+            if owned.stream.phase is Phase.WAITING:
+                await self._place_again(owned, engine)
 
     async def _place_again(self, owned: Owned, left: int) -> None:
         """Continue a stream that has left an engine, unless it cannot be continued at all."""

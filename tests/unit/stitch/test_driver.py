@@ -61,6 +61,7 @@ class Bench:
         hooks = DriverHooks(
             failed=lambda *lost: self.failed.append(lost),
             restored_tokens=lambda output: output.restored,
+            abandoned=lambda output: output.finish_reason == "abort",
             why_not_resumable=lambda request, delivered: why_not,
         )
         self.driver = FleetDriver(engines, LeastRequests(), self.clock, hooks)
@@ -161,6 +162,17 @@ async def test_a_request_that_cannot_be_continued_says_so_instead_of_going_on_wr
     await bench.die(home)
     assert bench.failed[0][1] is Outcome.NOT_RESUMABLE
     assert "its input is live" in bench.failed[0][2]
+
+
+async def test_a_stream_that_an_engine_gives_up_by_itself_goes_on_elsewhere() -> None:
+    bench = Bench()
+    await bench.all_up()
+    await bench.driver.add("s", "request", 5, by_prefill=False)
+    home = bench.driver.owned["s"].stream.engine
+    assert home is not None
+    assert bench.emit(home, request_id="s@0", new_token_ids=[], finish_reason="abort") == 0
+    await bench.driver.move_abandoned(home)
+    assert [order.request_id for order in bench.ports[1 - home].orders] == ["s@1"]
 
 
 async def test_by_prefill_names_no_snapshot() -> None:
