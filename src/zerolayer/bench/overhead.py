@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+import psutil
 from rich.console import Console
 
 from zerolayer.bench.compare import gaps_ms, percentile
@@ -136,8 +137,8 @@ async def _measure(server: ServerProcess, options: OverheadOptions) -> dict[str,
         async with asyncio.TaskGroup() as group:
             for _ in range(options.streams):
                 group.create_task(stream_after_stream())
-            cpu_s = group.create_task(_cpu_in(window, server))
-        return figures_of(records, window, cpu_s.result())
+            cpu = group.create_task(_cpu_in(window, server))
+        return figures_of(records, window, cpu.result())
 
 
 def _request(prompts: Sequence[list[int]], turn: int, seed: int) -> StreamRequest:
@@ -154,18 +155,31 @@ def _request(prompts: Sequence[list[int]], turn: int, seed: int) -> StreamReques
     )
 
 
-async def _cpu_in(window: Window, server: ServerProcess) -> float:
-    """Processor seconds of the server's whole tree inside the window."""
+@dataclass(frozen=True)
+class CpuSpent:
+    """Processor seconds inside the window."""
 
-    async def spent_at(at_ns: int) -> float:
+    server_s: float
+    """By the server's whole tree."""
+    foreign_s: float
+    """By everything on this machine that is neither the server nor this measurement."""
+
+
+async def _cpu_in(window: Window, server: ServerProcess) -> CpuSpent:
+    """Who used the processors inside the window."""
+
+    async def spent_at(at_ns: int) -> tuple[float, float]:
         await asyncio.sleep(max(0.0, (at_ns - time.monotonic_ns()) / 1e9))
-        return sum(row.cpu_s for row in server.tree())
+        every, own = psutil.cpu_times(), psutil.Process().cpu_times()
+        ours = sum(row.cpu_s for row in server.tree())
+        return ours, every.user + every.nice + every.system - own.user - own.system - ours
 
-    before = await spent_at(window.begin_ns)
-    return await spent_at(window.end_ns) - before
+    ours, foreign = await spent_at(window.begin_ns)
+    ours_after, foreign_after = await spent_at(window.end_ns)
+    return CpuSpent(ours_after - ours, max(0.0, foreign_after - foreign))
 
 
-def figures_of(records: Sequence[StreamRecord], window: Window, cpu_s: float) -> dict[str, float]:
+def figures_of(records: Sequence[StreamRecord], window: Window, cpu: CpuSpent) -> dict[str, float]:
     """One run's figures. Tokens count where they arrive, waits where they end.
 
     Raises `EngineError` when a stream broke or nothing arrived: then there is nothing to compare.
@@ -187,6 +201,8 @@ def figures_of(records: Sequence[StreamRecord], window: Window, cpu_s: float) ->
         for at, gap in zip(record.arrivals_ns[1:], gaps_ms(record.arrivals_ns), strict=True)
         if at in window
     ]
+    if not ttft or not itl:
+        raise EngineError("no stream began while it was counted: give more seconds or streams")
     seconds = (window.end_ns - window.begin_ns) / 1e9
     return {
         "tokens_per_s": round(tokens / seconds, 2),
@@ -194,7 +210,8 @@ def figures_of(records: Sequence[StreamRecord], window: Window, cpu_s: float) ->
         "ttft_ms_p99": _percentile(ttft, 0.99),
         "itl_ms_p50": _percentile(itl, 0.5),
         "itl_ms_p99": _percentile(itl, 0.99),
-        "cpu_s_per_1000_tokens": round(1000.0 * cpu_s / tokens, 3),
+        "cpu_s_per_1000_tokens": round(1000.0 * cpu.server_s / tokens, 3),
+        "foreign_cores": round(cpu.foreign_s / seconds, 2),
         "streams": len(records),
     }
 
@@ -218,6 +235,10 @@ def combine(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, An
     return {
         "servers": {name: medians(lambda f, key, name=name: f[name][key]) for name in SERVERS},  # type: ignore[misc]
         "ratio_to_plain_vllm": {name: ratios(name) for name in (WITHOUT, WITH)},
+        # Cores that other programs used meanwhile: above some hundredths, a round says little.
+        "foreign_cores_by_round": {
+            name: [figures[name]["foreign_cores"] for figures in rounds] for name in SERVERS
+        },
         "tokens_per_s_by_round": {
             name: [figures[name]["tokens_per_s"] for figures in rounds] for name in SERVERS
         },
@@ -225,4 +246,4 @@ def combine(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, An
 
 
 def _line(figures: Mapping[str, float]) -> str:
-    return ", ".join(f"{key} {figures[key]:.2f}" for key in FIGURES)
+    return ", ".join(f"{key} {figures[key]:.2f}" for key in (*FIGURES, "foreign_cores"))

@@ -2,7 +2,16 @@
 
 import pytest
 
-from zerolayer.bench.overhead import FIGURES, PLAIN, SERVERS, WITH, Window, combine, figures_of
+from zerolayer.bench.overhead import (
+    FIGURES,
+    PLAIN,
+    SERVERS,
+    WITH,
+    CpuSpent,
+    Window,
+    combine,
+    figures_of,
+)
 from zerolayer.bench.stream_client import ChoiceRecord, StreamRecord
 from zerolayer.core.errors import EngineError
 
@@ -18,10 +27,11 @@ def stream(sent_s: float, arrivals_s: list[float]) -> StreamRecord:
 
 def test_only_what_arrives_inside_the_window_counts() -> None:
     records = [stream(9, [9.5, 10.0, 10.5]), stream(19, [19.5, 20.0])]
-    found = figures_of(records, WINDOW, cpu_s=3.0)
+    found = figures_of(records, WINDOW, CpuSpent(3.0, 5.0))
     assert found["tokens_per_s"] == 0.3
     assert found["ttft_ms_p50"] == 500.0
     assert found["itl_ms_p99"] == 500.0
+    assert found["foreign_cores"] == 0.5
     assert found["cpu_s_per_1000_tokens"] == 1000.0
 
 
@@ -29,19 +39,19 @@ def test_a_broken_stream_makes_the_run_worthless() -> None:
     broken = stream(11, [12])
     broken.done = False
     with pytest.raises(EngineError, match="1 of 1 streams broke"):
-        figures_of([broken], WINDOW, 1.0)
+        figures_of([broken], WINDOW, CpuSpent(1.0, 0.0))
 
 
 def test_no_token_makes_the_run_worthless() -> None:
     with pytest.raises(EngineError, match="no token"):
-        figures_of([stream(1, [2])], WINDOW, 1.0)
+        figures_of([stream(1, [2])], WINDOW, CpuSpent(1.0, 0.0))
 
 
 def test_ratios_are_taken_inside_each_round() -> None:
     """A slow minute that hits a whole round does not move a ratio."""
 
     def figures(value: float) -> dict[str, float]:
-        return dict.fromkeys(FIGURES, value)
+        return dict.fromkeys((*FIGURES, "foreign_cores"), value)
 
     rounds = [
         {name: figures(speed * (0.5 if name == WITH else 1.0)) for name in SERVERS}
