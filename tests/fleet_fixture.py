@@ -14,9 +14,9 @@ from zerolayer.engines.model import default_model
 
 #: Tool calls need a parser; everything else is what the benchmarks start.
 FLEET_ARGS = (*VLLM_ARGS, "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
-#: An engine that stalls again is kept out twice as long as before: 1 s, 2 s, 4 s. From here on it
-#: is quicker to start it anew.
-STALLS_MAX = 2
+#: An engine that stalls again is kept out twice as long as before: 1 s, 2 s, 4 s. After more stalls
+#: than these it is quicker to start it anew.
+STALLS_MAX = 3
 
 
 @pytest.fixture(scope="session")
@@ -27,9 +27,10 @@ def model() -> str:
 
 
 @pytest.fixture(scope="session")
-def shared_fleet(model: str) -> Iterator[FleetProcess]:
+def shared_fleet(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
     """The fleet itself; tests use `fleet`, which has two engines ready at the test's start."""
-    with FleetProcess(FleetOptions(model, vllm_args=FLEET_ARGS)) as fleet:
+    logs = tmp_path_factory.mktemp("fleet")
+    with FleetProcess(FleetOptions(model, vllm_args=FLEET_ARGS, log_dir=logs)) as fleet:
         yield fleet
     assert fleet.ended is not None
     assert fleet.ended.clean, fleet.ended
@@ -51,7 +52,7 @@ def heal(fleet: FleetProcess) -> None:
             continue
         fleet.order(row["id"], "none")
         stalls = stalls_of(status, row["id"])
-        many = row["state"] == "stalled" and stalls >= STALLS_MAX
+        many = row["state"] == "stalled" and stalls > STALLS_MAX
         chaos_signals.send(row, signal.SIGKILL if many else signal.SIGCONT)
 
 
