@@ -124,7 +124,7 @@ def _gap_ratio(trials: Sequence[Trial], contexts: Sequence[int]) -> float | None
     """Median gap after a kill at the longest context over that at the shortest."""
 
     def median(context: int) -> float | None:
-        ours = [t for t in trials if t.context_tokens == context and t.moved]
+        ours = [t for t in trials if t.context_tokens == context and t.moved and t.cause == "kill"]
         gaps = [t.gap_ms for t in ours if t.gap_ms is not None]
         return percentile(gaps, 0.5)
 

@@ -66,7 +66,7 @@ class Strike:
             self.row = chaos_signals.engine_row(status, engine)
 
     def moves_of(self, record: StreamRecord, status: Mapping[str, Any]) -> list[MoveSeen]:
-        """The moves of one stream, those before the strike too, as the fleet's status tells them."""
+        """The moves of one stream, as the fleet's status tells them; earlier ones too."""
         if not record.response_id or not self.struck_ns:
             return []
         seen = []
