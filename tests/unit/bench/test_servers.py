@@ -71,8 +71,8 @@ def test_a_server_is_ended_when_the_measurement_fails(tmp_path: Path) -> None:
         web.get("/")
 
 
-def test_both_servers_get_the_same_words_and_environment() -> None:
-    options = FleetOptions("some/model", engines=3, snapshots=False)
+def test_both_servers_get_the_same_words_and_environment(tmp_path: Path) -> None:
+    options = FleetOptions("some/model", engines=3, snapshots=False, log_dir=tmp_path)
     ours, plain = FleetProcess(options).command, PlainVllm(options).command
     assert ours.argv[-len(VLLM_ARGS) :] == plain.argv[-len(VLLM_ARGS) :] == VLLM_ARGS
     assert ours.environment == plain.environment
