@@ -49,6 +49,7 @@ def set_vllm_defaults(
     if not nvidia:
         defaults["VLLM_CPU_KVCACHE_SPACE"] = "1"  # GiB per engine
         defaults["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # engines share the cores
+        defaults["OMP_WAIT_POLICY"] = "PASSIVE"  # so a thread that waits must not hold one
     for name, value in defaults.items():
         environ.setdefault(name, value)
 
