@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from zerolayer.engines import resume
+from zerolayer.engines import replay, resume
 from zerolayer.engines.client import FleetClient
 from zerolayer.engines.connector import ZeroLayerConnector
 from zerolayer.engines.port import PortClient, engine_request
@@ -327,9 +327,11 @@ def core_request(**fields: Any) -> Any:
     )  # fmt: skip
 
 
-def moved_request(output: list[int]) -> Any:
+def moved_request(output: list[int], **params: Any) -> Any:
     """A moved stream as an engine gets it, over the wire."""
-    order = SubmitOrder(core_request(), "r@1", output, ["arena-e0-1-r0.kv"])
+    order = SubmitOrder(
+        core_request(sampling_params=sampling(**params)), "r@1", output, ["arena-e0-1-r0.kv"]
+    )
     sent = engine_request(order)
     assert sent.sampling_params.skip_reading_prefix_cache is False
     encoder = found("v1.serial_utils:MsgpackEncoder", "engines/port.py")()
@@ -399,17 +401,43 @@ def test_the_cpu_sampler_draws_once_per_token_from_a_seeded_generator(draws: int
     torch = pytest.importorskip("torch")
     sampler = found(
         "v1.sample.ops.topk_topp_sampler:TopKTopPSampler.forward_cpu",
-        "engines/resume.py:advance_generator repeats its draws",
+        "engines/replay.py:advance_generator repeats its draws",
     )
     sampled, advanced = (torch.Generator().manual_seed(7) for _ in range(2))
     owner = SimpleNamespace(logprobs_mode="raw_logprobs", use_fp64_gumbel=False)
     for _ in range(draws):
         sampler(owner, torch.zeros(1, VOCABULARY), {0: sampled}, None, None)
-    resume.advance_generator(advanced, draws, VOCABULARY)
+    replay.advance_generator(advanced, draws, VOCABULARY)
     assert torch.equal(sampled.get_state(), advanced.get_state()), (
         "vLLM's CPU sampler draws in another way from a seeded generator now; "
-        "engines/resume.py:advance_generator must repeat it, or seeded streams go on differently"
+        "engines/replay.py:advance_generator must repeat it, or seeded streams go on differently"
     )
+
+
+def test_a_draw_that_vllm_takes_back_is_drawn_again(model_runner: Any) -> None:
+    """As the runner does it for a row whose prefill is not over: the sampler drew for nothing."""
+    torch = pytest.importorskip("torch")
+    text = source(
+        "v1.worker.gpu_model_runner:GPUModelRunner._bookkeeping_sync", "engines/replay.py"
+    )
+    assert "gen.set_offset(gen.get_offset() - 4)" in text, (
+        "vLLM takes a draw back in another way now; engines/replay.py:ReplayGenerator must follow"
+    )
+    state = model_runner.CachedRequestState(
+        req_id="r@1", prompt_token_ids=[1, 2, 3], mm_features=[],
+        sampling_params=moved_request([7, 8], seed=5).sampling_params,
+        generator=torch.Generator().manual_seed(5), block_ids=([],), num_computed_tokens=0,
+        output_token_ids=[],
+    )  # fmt: skip
+    untouched = torch.Generator().manual_seed(5)
+    replay.advance_generator(untouched, 2, VOCABULARY)
+    drawn = None
+    for _ in range(2):
+        drawn = torch.randint(0, 2**31, (1,), generator=state.generator, dtype=torch.long)
+        state.generator.set_offset(state.generator.get_offset() - 4)
+        assert torch.equal(state.generator.get_state(), untouched.get_state())
+    wanted = torch.randint(0, 2**31, (1,), generator=untouched, dtype=torch.long)
+    assert torch.equal(drawn, wanted)
 
 
 def test_grammars_are_made_by_the_method_that_we_extend() -> None:

@@ -56,6 +56,8 @@ def install_worker_resume(vocabulary: int) -> None:
     """
     import vllm.v1.worker.gpu_model_runner as runner
 
+    from zerolayer.engines.replay import ReplayGenerator, advance_generator
+
     original = runner.CachedRequestState
     if getattr(original, "_zerolayer", False):
         return
@@ -64,30 +66,18 @@ def install_worker_resume(vocabulary: int) -> None:
         marker = marker_of(fields.get("sampling_params"))
         if marker is not None and marker.output:
             fields["output_token_ids"] = list(marker.output)
-            advance_generator(fields.get("generator"), len(marker.output), vocabulary)
-        return original(**fields)
+        generator = fields.get("generator")
+        if generator is not None and generator.device.type == "cpu":
+            fields["generator"] = generator = ReplayGenerator(fields["sampling_params"].seed)
+        state = original(**fields)
+        if isinstance(generator, ReplayGenerator):
+            generator.state = state
+        if generator is not None:
+            advance_generator(generator, len(state.output_token_ids), vocabulary)
+        return state
 
     build._zerolayer = True  # type: ignore[attr-defined]
     runner.CachedRequestState = build
-
-
-def advance_generator(generator: Any, draws: int, vocabulary: int) -> None:
-    """Move a seeded generator on by one draw per delivered token.
-
-    The draws repeat those of vLLM's samplers: on CPU one integer a token (`forward_cpu`), elsewhere
-    one row of exponential noise over the vocabulary (`random_sample`).
-    """
-    if generator is None:
-        return
-    import torch
-
-    on_cpu = generator.device.type == "cpu"
-    noise = None if on_cpu else torch.empty(vocabulary, device=generator.device)
-    for _ in range(draws):
-        if noise is None:
-            torch.randint(0, 2**31, (1,), generator=generator, dtype=torch.long)
-        else:
-            noise.exponential_(generator=generator)
 
 
 def install_grammar_resume() -> None:
