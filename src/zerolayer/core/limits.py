@@ -17,6 +17,11 @@ MOVES_PER_STREAM_MAX: Final = 16
 """Times that one stream may change its engine. One more ends it with `Outcome.ENGINES_LOST`: a
 stream that kills every engine it meets must not take the fleet with it."""
 
+DEATHS_WITHOUT_TOKEN_MAX: Final = 5
+"""Engines in a row that may end before they gave a stream one token since it came to them. The
+last one ends the stream with `Outcome.ENGINES_LOST`: it is taken to be what they die of. Of two
+engines then neither is set aside."""
+
 RECENT_MOVES_KEPT: Final = 256
 """Moves that `/zerolayer/status` shows. The oldest is forgotten first."""
 

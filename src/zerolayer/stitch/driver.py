@@ -13,7 +13,12 @@ from zerolayer.core.engine_state import EngineEvent, EngineLife
 from zerolayer.core.errors import EngineError
 from zerolayer.core.fleet_state import FleetState
 from zerolayer.core.ids import engine_name, split_request_id
-from zerolayer.core.limits import MOVES_PER_STREAM_MAX, RECENT_MOVES_KEPT, STREAMS_MAX
+from zerolayer.core.limits import (
+    DEATHS_WITHOUT_TOKEN_MAX,
+    MOVES_PER_STREAM_MAX,
+    RECENT_MOVES_KEPT,
+    STREAMS_MAX,
+)
 from zerolayer.core.outcome import Outcome
 from zerolayer.core.ports import Clock
 from zerolayer.dispatch.policies import PlacementRequest, Policy
@@ -78,6 +83,7 @@ class Owned:
     waiting_since_ns: int = 0
     move: PendingMove | None = None
     moves: int = 0
+    deaths_without_token: int = 0  # in a row
     decoding: bool = False  # its first token on the current engine has come
     placed_tokens: int = 0  # context tokens that the current engine was charged with
 
@@ -235,6 +241,8 @@ class FleetDriver:
         """
         moving = [self.owned[stream_id] for stream_id in self.on_engine[engine]]
         left = [owned.stream.request_id for owned in moving]
+        if not reachable:
+            self._note_deaths(moving)
         await self._move(moving, engine, reason)
         if reachable and left:
             await self._abort(engine, left)
@@ -244,6 +252,7 @@ class FleetDriver:
         """Continue elsewhere what an engine gave up by itself."""
         if self._abandoned:
             moving, self._abandoned = self._abandoned, []
+            self._note_deaths(moving)
             await self._move(moving, engine, "the engine gave it up")
 
     def engine_gone(self, engine: int) -> None:
@@ -275,6 +284,10 @@ class FleetDriver:
             if owned.moves > MOVES_PER_STREAM_MAX:
                 self._fail(owned, f"this stream lost {owned.moves} engines; it is given up")
                 return
+            if owned.deaths_without_token >= DEATHS_WITHOUT_TOKEN_MAX:
+                died = f"{owned.deaths_without_token} engines in a row died of this request"
+                self._fail(owned, f"{died}, or beside it; it is given up")
+                return
             decision = self._policy.choose(self.fleet, self._wanted(owned), exclude)
             port = self.ports[decision.engine] if decision is not None else None
             if decision is None or port is None:
@@ -289,6 +302,11 @@ class FleetDriver:
                     return  # somebody moved or ended it meanwhile
                 self._leave(owned)
                 exclude |= {decision.engine}
+
+    @staticmethod
+    def _note_deaths(moving: Sequence[Owned]) -> None:
+        for owned in moving:
+            owned.deaths_without_token = 0 if owned.decoding else owned.deaths_without_token + 1
 
     async def _move(self, moving: Sequence[Owned], engine: int, reason: str) -> None:
         """Fence all of them first, then place one after the other."""

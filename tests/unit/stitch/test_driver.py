@@ -97,6 +97,21 @@ async def test_a_stream_of_a_dead_engine_goes_on_elsewhere_with_what_it_had() ->
     assert list(order.sources) == [f"arena-{home}"]
 
 
+async def test_a_stream_that_gets_a_token_on_each_engine_is_not_what_they_die_of() -> None:
+    bench = Bench()
+    await bench.all_up()
+    await bench.driver.add("s", "request", 5, by_prefill=False)
+    for epoch in range(10):
+        home = bench.driver.owned["s"].stream.engine
+        assert home is not None
+        assert bench.emit(home, request_id=f"s@{epoch}", new_token_ids=[epoch]) == 1
+        await bench.die(home)
+        bench.driver.apply(home, EngineEvent.RESTARTED)
+        bench.ports[home].broken = False
+        await bench.up(home)
+    assert not bench.failed
+
+
 async def test_what_a_woken_engine_still_sends_is_fenced() -> None:
     bench = Bench()
     await bench.all_up()
@@ -185,21 +200,24 @@ async def test_by_prefill_names_no_snapshot() -> None:
     assert list(bench.ports[1 - home].orders[-1].sources) == []
 
 
-async def test_a_stream_that_kills_every_engine_is_given_up() -> None:
+async def test_a_stream_that_kills_every_engine_is_given_up_before_it_takes_the_fleet_along() -> (
+    None
+):
     bench = Bench()
     await bench.all_up()
     await bench.driver.add("poison", "request", 5, by_prefill=False)
-    for _ in range(100):
-        owned = bench.driver.owned.get("poison")
-        if owned is None:
-            break
+    deaths = 0
+    while (owned := bench.driver.owned.get("poison")) is not None:
+        deaths += 1
         home = owned.stream.engine
         assert home is not None
         await bench.die(home)
         bench.ports[home].broken = False
         bench.driver.apply(home, EngineEvent.RESTARTED)
         await bench.up(home)
+    assert deaths == 5
     assert bench.failed[0][1] is Outcome.ENGINES_LOST
+    assert "died of this request" in bench.failed[0][2]
 
 
 @pytest.mark.parametrize("seed", range(20))
