@@ -4,6 +4,7 @@ One class, two lives: in the engine core it follows the scheduler, in each worke
 Both are thin shells here; the work is in `snapshot_scheduler` and `snapshot_worker`.
 """
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -12,6 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
 )
 
+from zerolayer.engines.lifetime import die_with_parent
 from zerolayer.engines.messages import StepOrders
 from zerolayer.engines.progress import ProgressBoard
 from zerolayer.engines.resume import install_grammar_resume
@@ -34,6 +36,9 @@ class ZeroLayerConnector(KVConnectorBase_V1):
             self._scheduler = SnapshotScheduler(vllm_config, kv_cache_config, settings)
             self._board = ProgressBoard(settings)
         else:
+            if vllm_config.parallel_config.distributed_executor_backend == "mp":
+                # vLLM's own watch over the parent does not reach a worker that is stopped.
+                die_with_parent(os.getppid())
             self._worker = SnapshotWorker(vllm_config, kv_cache_config, settings)
 
     # -- worker side ----------------------------------------------------------------------------
@@ -41,6 +46,11 @@ class ZeroLayerConnector(KVConnectorBase_V1):
     def register_kv_caches(self, kv_caches: "dict[str, torch.Tensor]") -> None:
         """The KV caches exist now: make the arena."""
         self._worker.register(kv_caches)
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """A step begins."""
+        super().bind_connector_metadata(connector_metadata)
+        self._worker.step_began()
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Load moved streams before the forward pass of this step."""

@@ -10,21 +10,24 @@ _LOOK_EVERY_S = 0.002
 
 
 class FaultPoint:
-    """Reads the operator's part of the engine's board once per step."""
+    """Reads the operator's part of the engine's board in each step."""
 
     def __init__(self, board: Path) -> None:
         self._board = EngineBoard.open_reader(board)
         self._step_began = 0.0
 
-    def before_step(self) -> None:
+    def step_began(self) -> None:
+        """The step begins; vLLM starts loads only behind the forward pass where nothing loads."""
+        self._step_began = time.perf_counter()
+
+    def hang(self) -> None:
         """Spin for as long as a hang is injected, using the CPU like a busy engine would."""
         while self._board.read_chaos().mode == CHAOS_HANG:
             look_again = time.perf_counter() + _LOOK_EVERY_S
             while time.perf_counter() < look_again:
                 pass
-        self._step_began = time.perf_counter()
 
-    def after_step(self) -> None:
+    def slow(self) -> None:
         """Stretch the step by the injected factor."""
         order = self._board.read_chaos()
         if order.mode == CHAOS_SLOW:

@@ -102,9 +102,13 @@ class SnapshotWorker:
 
     # -- each step ------------------------------------------------------------------------------
 
+    def step_began(self) -> None:
+        """The orders of a step are here."""
+        self._faults.step_began()
+
     def before_step(self, orders: StepOrders) -> None:
-        """Load moved streams; also where an injected fault takes hold."""
-        self._faults.before_step()
+        """Load moved streams; also where an injected hang takes hold."""
+        self._faults.hang()
         for order in orders.loads:
             if not self._load(order):
                 self._failed_blocks.update(order.block_ids)
@@ -121,7 +125,7 @@ class SnapshotWorker:
             except Exception as cause:
                 logger.exception("Saving a snapshot failed")
                 self._switch_off(f"saving failed: {cause!r}")
-        self._faults.after_step()
+        self._faults.slow()
 
     def take_failed_blocks(self) -> set[int]:
         """Blocks that could not be loaded in this step."""
