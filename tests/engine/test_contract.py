@@ -252,11 +252,19 @@ def test_the_handshake_still_says_hello_and_ready() -> None:
 
 def test_an_exception_that_is_put_for_a_request_is_raised_to_its_reader() -> None:
     collector = found("v1.engine.output_processor:RequestOutputCollector", "app/serve.py")
-    error = found("exceptions:RetryableRequestError", "app/serve.py")("gone")
+    error = found("exceptions:GracefulHTTPError", "app/serve.py")("gone", 503)
     queue = collector(SimpleNamespace(value=2), "r")
     queue.put(error)
     with pytest.raises(type(error), match="gone"):
         queue.get_nowait()
+
+
+def test_async_llm_hands_this_exception_on_with_its_text() -> None:
+    text = source("v1.engine.async_llm:AsyncLLM.generate", "app/serve.py")
+    assert "except (VLLMClientError, GracefulHTTPError)" in text, (
+        "AsyncLLM.generate no longer raises GracefulHTTPError unchanged; app/serve.py ends a lost "
+        "stream with it, and its text would not reach the client"
+    )
 
 
 def test_async_llm_keeps_the_reader_of_each_request_where_we_look_for_it() -> None:

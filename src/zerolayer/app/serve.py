@@ -8,17 +8,19 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import uvloop
+from pydantic import ValidationError
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.entrypoints.launchers.launcher import serve_http, setup_server
 from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
-from vllm.exceptions import GenerationError, RetryableRequestError
+from vllm.exceptions import GracefulHTTPError
 from vllm.platforms import current_platform
 from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
@@ -162,10 +164,18 @@ def _engine_config(args: argparse.Namespace, model: str) -> Any:
     try:
         return engine_args.create_engine_config()
     except (ValueError, OSError) as cause:
-        first = str(cause).strip().splitlines()[-1] if str(cause).strip() else repr(cause)
         raise ConfigError(
-            "MODEL", model, f"vLLM cannot use it with these arguments: {first[:400]}"
+            "MODEL", model, f"vLLM cannot use it with these arguments: {_one_line(cause)}"
         ) from cause
+
+
+def _one_line(cause: Exception) -> str:
+    """What an exception of vLLM or pydantic says, without the places where it was said."""
+    if isinstance(cause, ValidationError):
+        said = "; ".join(error["msg"] for error in cause.errors())
+    else:
+        said = " ".join(str(cause).split()) or repr(cause)
+    return said[:400]
 
 
 def _fleet_settings(options: ServeOptions) -> FleetSettings:
@@ -257,8 +267,8 @@ def _tell_client(llm: AsyncLLM, stream_id: str, outcome: Outcome, message: str) 
     state = llm.output_processor.request_states.get(stream_id)
     if state is None or state.queue is None:
         return
-    retry = outcome.http_status == 503
-    state.queue.put(RetryableRequestError(message) if retry else GenerationError(message))
+    # Of vLLM's errors the one that its engine client hands on unchanged, with text and status.
+    state.queue.put(GracefulHTTPError(message, HTTPStatus(outcome.http_status)))
 
 
 @contextlib.contextmanager

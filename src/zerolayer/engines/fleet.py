@@ -117,6 +117,7 @@ class Fleet:
         self._ports: dict[int, VllmPort] = {}
         self.watch: FleetWatch | None = None
         self._closing = False
+        self._loop = asyncio.get_running_loop()
 
     @classmethod
     @asynccontextmanager
@@ -163,8 +164,15 @@ class Fleet:
         return int(self.driver.fleet.accepts.sum())
 
     def close(self) -> None:
-        """End every engine that still runs. May be called from any thread, and twice."""
+        """End every stream and every engine that still runs. From any thread, and even twice.
+
+        A stream that is still open would keep the HTTP server from ending.
+        """
         self._closing = True
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(
+                self.driver.end_all, Outcome.SHUT_DOWN, "this server is shutting down"
+            )
         for supervisor in self.supervisors:
             if supervisor.live is not None:
                 kill_tree(supervisor.live.launched.process)

@@ -218,6 +218,11 @@ class FleetDriver:
             waited = (now - owned.waiting_since_ns) / 1e9
             self._fail(owned, f"no engine came back within {waited:.0f} s; the answer ends here")
 
+    def end_all(self, outcome: Outcome, message: str) -> None:
+        """End every stream with one error: this process is about to stop."""
+        for owned in list(self.owned.values()):
+            self._fail(owned, message, outcome)
+
     # -- engines come and go --------------------------------------------------------------------
 
     async def engine_up(self, engine: int, port: EnginePort) -> None:
