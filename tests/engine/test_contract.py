@@ -289,6 +289,17 @@ def test_readers_of_in_host_queues_have_one_default_and_it_is_how_long_they_spin
     )
 
 
+def test_a_reader_of_an_in_host_queue_looks_again_whenever_its_wait_returns() -> None:
+    where, needed_by = "distributed.device_communicators.shm_broadcast", "engines/child.py"
+    wait = found(f"{where}:SpinCondition.wait", needed_by)
+    assert list(inspect.signature(wait).parameters) == ["self", "timeout_ms"], needed_by
+    text = source(f"{where}:MessageQueue.acquire_read", needed_by)
+    assert "_spin_condition.wait(timeout_ms=" in text, (
+        f"vLLM's queue readers wait otherwise now; {needed_by} bounds each wait"
+    )
+    assert "while True:" in text, f"a wait that ends early is no longer harmless; {needed_by}"
+
+
 # -- the connector --------------------------------------------------------------------------------
 
 OURS = [

@@ -161,8 +161,7 @@ def test_metrics_have_all_that_stock_vllm_has_for_each_engine(
     fleet: FleetProcess, stock: PlainVllm
 ) -> None:
     with client_of(fleet) as client:
-        for _ in range(4):
-            chat(max_tokens=2)(client)
+        chat(max_tokens=4, n=4, temperature=1.0)(client)  # so many at once that both get some
     ours, theirs = (server.get("/metrics").text for server in (fleet, stock))
     family = re.compile(r"^# TYPE (vllm:\S+)", re.MULTILINE)
     assert set(family.findall(theirs)) <= set(family.findall(ours))

@@ -9,6 +9,8 @@ from zerolayer.engines.lifetime import STARTING_NICE, die_with_parent, renice
 
 #: Long enough that a message between two steps is met spinning, in seconds.
 QUEUE_SPIN_S = 0.002
+#: How often a reader that sleeps looks by itself, in milliseconds.
+QUEUE_LOOK_MS = 10
 
 
 def engine_main(
@@ -44,10 +46,20 @@ def spin_briefly() -> None:
     On a CPU they spin on the cores that compute: an engine core while its worker runs a step, and
     every engine for a second after its last one. On two cores that made one step in a hundred take
     0.2 to 1.6 s, where it takes 40 ms without.
+
+    A sleeping reader is woken through a socket that holds one wake-up and may drop the next before
+    the first is acknowledged. Behind a second of spinning that hardly ever matters; here it could
+    leave an engine asleep with a step to do, so a reader also looks every `QUEUE_LOOK_MS`.
     """
     from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 
     SpinCondition.__init__.__defaults__ = (QUEUE_SPIN_S,)
+    wait = SpinCondition.wait
+
+    def wait_briefly(self: Any, timeout_ms: int | None = None) -> None:
+        wait(self, QUEUE_LOOK_MS if timeout_ms is None else min(timeout_ms, QUEUE_LOOK_MS))
+
+    SpinCondition.wait = wait_briefly
 
 
 def _redirect_output(path: Path) -> None:
