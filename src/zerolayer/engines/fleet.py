@@ -176,6 +176,7 @@ class Fleet:
         for supervisor in self.supervisors:
             if supervisor.live is not None:
                 kill_tree(supervisor.live.launched.process)
+        self.launcher.close()
 
     # -- what the supervisors ask -----------------------------------------------------------------
 
