@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from zerolayer.engines.lifetime import STARTING_NICE, die_with_parent, renice
+from zerolayer.engines.lifetime import STARTING_NICE, die_with_parent, end_if_orphaned, renice
 
 #: Long enough that a message between two steps is met spinning, in seconds.
 QUEUE_SPIN_S = 0.002
@@ -14,7 +14,12 @@ QUEUE_LOOK_MS = 10
 
 
 def engine_main(
-    *, vllm_config: Any, handshake_address: str, log_path: str, environment: dict[str, str]
+    *,
+    fleet_pid: int,
+    vllm_config: Any,
+    handshake_address: str,
+    log_path: str,
+    environment: dict[str, str],
 ) -> None:
     """Entry point of one engine (a fork of the fork server).
 
@@ -23,6 +28,7 @@ def engine_main(
     """
     os.setsid()
     die_with_parent(os.getppid())
+    end_if_orphaned(fleet_pid)
     renice([os.getpid()], STARTING_NICE)
     _redirect_output(Path(log_path))
     os.environ.update(environment)

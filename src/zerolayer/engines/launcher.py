@@ -89,6 +89,7 @@ class Launcher:
             target=engine_main,
             name=f"EngineCore-{order.name}",
             kwargs={
+                "fleet_pid": os.getpid(),
                 "vllm_config": order.vllm_config,
                 "handshake_address": (handshake := get_open_zmq_ipc_path()),
                 "log_path": str(order.log_path),

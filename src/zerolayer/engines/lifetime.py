@@ -22,6 +22,15 @@ def die_with_parent(expected_parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def end_if_orphaned(fleet_pid: int) -> None:
+    """End an engine whose fork server or serving process was gone before it could tie itself to it.
+
+    An engine's parent is never the init process, unless it was handed over as an orphan.
+    """
+    if os.getppid() == 1 or not os.path.exists(f"/proc/{fleet_pid}"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 #: Niceness of an engine that starts: beside it, a serving engine gets ten times the CPU.
 STARTING_NICE = 10
 #: Niceness of a stalled engine: a serving engine gets seventy times the CPU.
