@@ -12,6 +12,9 @@ import numpy.typing as npt
 
 from zerolayer.core.limits import ENGINES_MAX
 
+HORIZON_S = 5
+"""Seconds that a forecast looks ahead, one column each."""
+
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
@@ -50,6 +53,8 @@ class FleetState:
         """Engines of equal hardware share a number."""
         self.running_requests = np.zeros(engines)
         """Streams placed and not released."""
+        self.waiting_requests = np.zeros(engines)
+        """Those of them whose first token has not come."""
         self.waiting_tokens = np.zeros(engines)
         """Prompt tokens of streams whose first token has not come."""
         self.running_tokens = np.zeros(engines)
@@ -63,6 +68,24 @@ class FleetState:
         """Streams that one step can hold (`max_num_seqs`); more of them wait for a place."""
         self.kv_tokens = np.full(engines, np.inf)
         """KV capacity in tokens; infinite where it is not known yet."""
+        self.weight = np.ones(engines)
+        """Static share that an operator gives an engine, relative to the others."""
+        self.tokens_per_s = np.zeros(engines)
+        """Tokens generated per second lately; 0 where it is not known."""
+        self.link_use = np.zeros(engines)
+        """Share of the engine's link (snapshots, PCIe) in use, 0 to 1: `bw` of the objective."""
+        self.util_measured = np.zeros(engines)
+        """Utilisation as the hardware counts it, 0 to 1; 0 also without such a counter."""
+        self.free_run_tokens = np.full(engines, np.inf)
+        """Tokens in the largest contiguous run of free KV blocks; infinite where not known."""
+        self.fragmentation = np.zeros(engines)
+        """1 - largest free run / all free blocks: 0 contiguous, near 1 shattered."""
+        self.hot = np.zeros(engines, dtype=np.bool_)
+        """The drain rule says: send new work elsewhere while there is an elsewhere."""
+        self.forecast_util = np.zeros((engines, HORIZON_S))
+        """Expected utilisation in each of the next HORIZON_S seconds, 0 to 1 (above 1: a queue)."""
+        self.forecast_mem = np.zeros((engines, HORIZON_S))
+        """Expected share of KV in use in each of the next HORIZON_S seconds."""
 
     def set_capacity(self, engine: int, *, requests_max: int, kv_tokens: float) -> None:
         """What the engine said of itself when it came up."""
@@ -89,12 +112,14 @@ class FleetState:
     def placed(self, engine: int, prompt_tokens: int) -> None:
         """A stream was sent here with this many prompt tokens to compute."""
         self.running_requests[engine] += 1
+        self.waiting_requests[engine] += 1
         self.waiting_tokens[engine] += prompt_tokens
 
     def first_token(self, engine: int, prompt_tokens: int) -> None:
         """The first token of a stream came: its prompt (same number as in `placed`) is context
         now."""
         self._take(self.waiting_tokens, engine, prompt_tokens)
+        self._take(self.waiting_requests, engine, 1)
         self.running_tokens[engine] += prompt_tokens
 
     def grew(self, engine: int, tokens: int) -> None:
@@ -104,14 +129,17 @@ class FleetState:
     def released(self, engine: int, *, waiting_tokens: int, running_tokens: int) -> None:
         """A stream left, with what it still had in either count (one of the two is 0)."""
         self._take(self.running_requests, engine, 1)
+        if running_tokens == 0:
+            self._take(self.waiting_requests, engine, 1)
         self._take(self.waiting_tokens, engine, waiting_tokens)
         self._take(self.running_tokens, engine, running_tokens)
 
     def emptied(self, engine: int) -> None:
         """The engine is gone or new: it holds nothing."""
         for counts in (
-            self.running_requests, self.waiting_tokens, self.running_tokens,
-            self.kv_used_fraction, self.in_flight_prefill_tokens,
+            self.running_requests, self.waiting_requests, self.waiting_tokens,
+            self.running_tokens, self.kv_used_fraction, self.in_flight_prefill_tokens,
+            self.tokens_per_s, self.link_use, self.forecast_util, self.forecast_mem,
         ):  # fmt: skip
             counts[engine] = 0.0
 
