@@ -43,6 +43,7 @@ VLLM_ARGS = (
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_WAIT_POLICY": "PASSIVE",  # `zerolayer serve` sets it; stock vLLM must not lose by it
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
     "TOKENIZERS_PARALLELISM": "false",
