@@ -1,0 +1,226 @@
+"""What the runs of one policy say: quantiles of latency, shares, evenness, each with an interval.
+
+A lost request counts as infinitely late in every measure: whoever waits for it waits for ever.
+
+Intervals are 95 % percentile intervals of a block bootstrap (Davison and Hinkley, "Bootstrap
+Methods and their Application", 1997: chapter 8.2.3 for blocks, 3.8 for the two levels). Seeds are
+drawn with replacement; where there are few of them, blocks of neighbouring requests are drawn
+within each as well, since five seeds alone are too few to draw from. Blocks and not single
+requests, because one fault or burst makes many neighbours late together.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from zerolayer.core.fleet_state import Bools, Floats, Ints
+from zerolayer.sim.results import Ending, RunResult
+
+MEASURES = ("ttft_s", "worst_gap_s", "e2e_s")
+"""The columns of REQUEST_ROW that quantiles are taken of."""
+QUANTILES = (0.5, 0.9, 0.99, 0.999, 0.9999)
+SLOW_S = 5.0
+"""From so many seconds on a wait counts as one that a person notices (the source's limit)."""
+BEYOND_MIN = 5.0
+"""A quantile with fewer requests than this beyond it rests on too little: it is `thin`."""
+REPLICATES = 400
+"""Bootstrap draws. The ends of a 95 % interval then rest on ten draws each."""
+BLOCKS_PER_RUN = 50
+SEEDS_FEW = 10
+"""With fewer seeds than this, blocks within each seed are drawn too."""
+_BOOTSTRAP_SEED = 20_261_130
+_TAIL = 0.025
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A figure and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+    thin: bool = False
+    """Fewer than BEYOND_MIN requests lie beyond it."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cell:
+    """What policies are compared under."""
+
+    trace: str
+    utilisation: float
+    faults: str
+    engines: int
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFigures:
+    """All runs of one policy in one cell."""
+
+    policy: str
+    continuation: str
+    runs: int
+    requests: int
+    """Of all runs together."""
+    quantiles: dict[str, tuple[Estimate, ...]]
+    """Per measure, one estimate (in seconds) per QUANTILES."""
+    slow_share: Estimate
+    """Share of requests whose first token, or a later one, kept the client waiting over SLOW_S."""
+    slow_e2e_share: Estimate
+    """Share of requests that took more than SLOW_S from arrival to the last token."""
+    broken_share: Estimate
+    """Share of requests whose stream broke and was asked for again."""
+    lost_share: Estimate
+    evenness: Estimate
+    """Mean over time of the standard deviation of utilisation over the engines; 0 is even."""
+    moves_per_run: float
+    """Streams that changed their engine unseen, on average over the runs."""
+
+    def quantile(self, measure: str, share: float) -> Estimate:
+        """The estimate of one measure at one of QUANTILES."""
+        return self.quantiles[measure][QUANTILES.index(share)]
+
+
+class Standing(Enum):
+    """Where an estimate stands among those of its peers; smaller is better."""
+
+    BEST = "best"
+    WITHIN = "within"
+    """Not larger than the upper end of the best one's interval."""
+    BEHIND = "behind"
+
+
+def cell_of(result: RunResult) -> Cell:
+    """The cell that a run belongs to."""
+    key = result.key
+    return Cell(key.trace, key.utilisation, key.faults, key.engines)
+
+
+def figures_of(results: Sequence[RunResult], replicates: int = REPLICATES) -> PolicyFigures:
+    """The figures of one policy in one cell; `results` are its runs, one per seed.
+
+    Equal results give equal figures: the draws come from a fixed seed, the same one for every
+    policy, so that policies over equal traces are drawn in step.
+    """
+    runs = sorted(results, key=lambda run: run.key.seed)
+    rows = np.concatenate([run.requests for run in runs])
+    drawn = Resampling([len(run.requests) for run in runs], replicates)
+    late = {measure: seconds_of(rows, measure) for measure in MEASURES}
+    waits: Bools = np.maximum(late["ttft_s"], late["worst_gap_s"]) > SLOW_S
+    spreads = [spread_of(run.util) for run in runs]
+    return PolicyFigures(
+        policy=runs[0].key.policy,
+        continuation=runs[0].key.continuation,
+        runs=len(runs),
+        requests=len(rows),
+        quantiles={name: drawn.quantiles(values, QUANTILES) for name, values in late.items()},
+        slow_share=drawn.mean(waits),
+        slow_e2e_share=drawn.mean(late["e2e_s"] > SLOW_S),
+        broken_share=drawn.mean(rows["ending"] == Ending.BROKEN),
+        lost_share=drawn.mean(rows["ending"] == Ending.LOST),
+        evenness=Resampling([len(s) for s in spreads], replicates).mean(np.concatenate(spreads)),
+        moves_per_run=sum(len(run.moves) for run in runs) / len(runs),
+    )
+
+
+def seconds_of(rows: npt.NDArray[Any], measure: str) -> Floats:
+    """One measure of each request, in seconds; infinite for lost requests and where none came."""
+    values: Floats = rows[measure].astype(np.float64)
+    values[(rows["ending"] == Ending.LOST) | np.isnan(values)] = np.inf
+    return values
+
+
+def spread_of(util: Floats) -> Floats:
+    """Standard deviation over the engines at each sample, shape (T,); NaN marks an engine that is
+    down, and such engines are left out."""
+    spread: Floats = np.ma.masked_invalid(util).std(axis=1).filled(0.0)
+    return spread
+
+
+def quantile_of(values: Floats, share: float) -> float:
+    """Nearest rank: the smallest value that at least `share` (0..1] of all do not exceed."""
+    rank = max(0, int(np.ceil(share * len(values) - 1e-9)) - 1)
+    return float(np.partition(values, rank)[rank])
+
+
+def standings(estimates: Sequence[Estimate]) -> list[Standing]:
+    """How each stands among all; smaller is better, equals share a place."""
+    best = min(estimates, key=lambda estimate: (estimate.value, -estimate.high))
+
+    def standing(estimate: Estimate) -> Standing:
+        if estimate.value == best.value:
+            return Standing.BEST
+        return Standing.WITHIN if estimate.value <= best.high else Standing.BEHIND
+
+    return [standing(estimate) for estimate in estimates]
+
+
+class Resampling:
+    """Bootstrap draws over rows that belong to runs, as how often each block of rows is drawn."""
+
+    def __init__(self, rows_per_run: Sequence[int], replicates: int = REPLICATES) -> None:
+        """`rows_per_run`: rows of each run, in the order in which they are concatenated."""
+        rng = np.random.default_rng(_BOOTSTRAP_SEED)
+        blocks = [max(1, min(BLOCKS_PER_RUN, rows)) for rows in rows_per_run]
+        firsts = [0, *itertools.accumulate(blocks)]
+        self._block: Ints = np.concatenate(
+            [
+                first + np.arange(rows) * count // max(1, rows)
+                for rows, count, first in zip(rows_per_run, blocks, firsts, strict=False)
+            ]
+        )
+        seeds = len(blocks)
+        drawn = rng.multinomial(seeds, np.full(seeds, 1.0 / seeds), size=replicates)
+        within = [
+            self._within(drawn[:, seed], blocks[seed], rng, few=seeds < SEEDS_FEW)
+            for seed in range(seeds)
+        ]
+        self._draws: Ints = np.concatenate(within, axis=1)
+
+    @staticmethod
+    def _within(times: Ints, blocks: int, rng: np.random.Generator, *, few: bool) -> Ints:
+        """How often each block of one run is drawn, shape (replicates, blocks)."""
+        if not few:
+            return np.repeat(times[:, None], blocks, axis=1)
+        drawn: Ints = rng.multinomial(times * blocks, np.full(blocks, 1.0 / blocks))
+        return drawn
+
+    def mean(self, values: npt.NDArray[Any]) -> Estimate:
+        """The mean of finite values or truths, one per row."""
+        count = self._draws.shape[1]
+        sums = np.bincount(self._block, weights=values.astype(np.float64), minlength=count)
+        sizes = np.bincount(self._block, minlength=count)
+        means = (self._draws @ sums) / np.maximum(1, self._draws @ sizes)
+        return self._estimate(float(values.mean()), means)
+
+    def quantiles(self, values: Floats, shares: Sequence[float]) -> tuple[Estimate, ...]:
+        """Nearest-rank quantiles of values, one per row, which may be infinite."""
+        order = np.argsort(values, kind="stable")
+        ordered, block = values[order], self._block[order]
+        places = np.empty((len(self._draws), len(shares)), dtype=np.int64)
+        for number, draw in enumerate(self._draws):
+            weight = np.cumsum(draw[block])
+            wanted = np.asarray(shares) * weight[-1] - 1e-9 * max(1, weight[-1])
+            places[number] = np.searchsorted(weight, wanted)
+        found = ordered[np.minimum(places, len(ordered) - 1)]
+        return tuple(
+            self._estimate(
+                quantile_of(values, share), found[:, at], thin=is_thin(len(values), share)
+            )
+            for at, share in enumerate(shares)
+        )
+
+    @staticmethod
+    def _estimate(value: float, replicates: Floats, *, thin: bool = False) -> Estimate:
+        low, high = np.quantile(replicates, (_TAIL, 1.0 - _TAIL), method="nearest")
+        return Estimate(value, float(low), float(high), thin)
+
+
+def is_thin(requests: int, share: float) -> bool:
+    """Whether too few requests lie beyond this quantile to rely on it."""
+    return requests * (1.0 - share) < BEYOND_MIN - 1e-6
