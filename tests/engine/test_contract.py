@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from zerolayer.engines import replay, resume
+from zerolayer.engines import free_map, replay, resume
 from zerolayer.engines.client import FleetClient
 from zerolayer.engines.connector import ZeroLayerConnector
 from zerolayer.engines.port import PortClient, engine_request
@@ -298,6 +298,33 @@ def test_a_reader_of_an_in_host_queue_looks_again_whenever_its_wait_returns() ->
         f"vLLM's queue readers wait otherwise now; {needed_by} bounds each wait"
     )
     assert "while True:" in text, f"a wait that ends early is no longer harmless; {needed_by}"
+
+
+# -- the memory picture ---------------------------------------------------------------------------
+
+
+def test_the_list_of_free_blocks_changes_by_the_methods_that_we_follow() -> None:
+    needed_by = "engines/free_map.py follows every change of it"
+    queue = found("v1.core.kv_cache_utils:FreeKVCacheBlockQueue", needed_by)
+    reading = {"get_all_free_blocks", "iter_blocks_after"}
+    public = {name for name in vars(queue) if not name.startswith("_")}
+    followed = {*free_map.TAKING, *free_map.REMOVING, *free_map.GIVING}
+    assert public - reading == followed, (
+        f"vLLM's FreeKVCacheBlockQueue has the methods {sorted(public)} now; {needed_by}"
+    )
+
+
+def test_the_map_of_free_blocks_is_what_vllms_own_pool_says() -> None:
+    pool = found("v1.core.block_pool:BlockPool", "engines/free_map.py")(64, True, 16)
+    map_ = free_map.FreeMap(pool, lambda: None)
+    first, second = pool.get_new_blocks(10), pool.get_new_blocks(5)
+    pool.free_blocks(reversed(first))
+    pool.touch(first[:2])
+    free = {block.block_id for block in pool.free_block_queue.get_all_free_blocks()}
+    assert set(map_._free.nonzero()[0].tolist()) == free, (
+        "vLLM's BlockPool changes its free list in a way that engines/free_map.py does not follow"
+    )
+    assert map_.longest_run() == 64 - 1 - len(first) - len(second)
 
 
 # -- the connector --------------------------------------------------------------------------------

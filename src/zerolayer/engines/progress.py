@@ -6,7 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from zerolayer.arena.board import CoreState, EngineBoard
+from zerolayer.engines.free_map import FreeMap
 from zerolayer.engines.settings import ConnectorSettings
+
+#: While steps follow each other, the longest free run is looked for this often at most.
+PICTURE_EVERY_NS = 50_000_000
 
 
 class ProgressBoard:
@@ -16,7 +20,8 @@ class ProgressBoard:
         self._board = EngineBoard.open_writer(Path(settings.board))
         self._incarnation = settings.incarnation
         self._pid = os.getpid()
-        self._blocks: Any = None
+        self._blocks: FreeMap | None = None
+        self._run, self._run_changes, self._run_ns = 0, -1, 0  # longest run, as of then
         self._requests: set[str] = set()
         self._step_seq = 0
         self._state = CoreState(incarnation=self._incarnation, core_pid=self._pid)
@@ -24,7 +29,8 @@ class ProgressBoard:
 
     def bind_blocks(self, pool: Any) -> None:
         """vLLM's `BlockPool`."""
-        self._blocks = pool
+        self._blocks = FreeMap(pool, self._blocks_freed)
+        self._write_idle(0)
 
     def added(self, request: Any) -> None:
         """A request entered the engine."""
@@ -40,7 +46,7 @@ class ProgressBoard:
         """The step in this `SchedulerOutput` begins now; one without tokens is not a step."""
         if scheduled.total_num_scheduled_tokens == 0:
             return
-        counts = scheduled.num_scheduled_tokens
+        counts, now_ns = scheduled.num_scheduled_tokens, time.monotonic_ns()
         decodes = sum(1 for count in counts.values() if count == 1)
         context = sum(scheduled.scheduled_cached_reqs.num_computed_tokens)
         context += sum(new.num_computed_tokens for new in scheduled.scheduled_new_reqs)
@@ -49,15 +55,16 @@ class ProgressBoard:
             incarnation=self._incarnation,
             core_pid=self._pid,
             step_seq=self._step_seq,
-            step_started_ns=time.monotonic_ns(),
+            step_started_ns=now_ns,
             step_ended_ns=self._state.step_ended_ns,
             prefill_tokens=scheduled.total_num_scheduled_tokens - decodes,
             decode_requests=decodes,
             context_tokens=context,
             running_requests=len(counts),
             waiting_requests=max(0, len(self._requests) - len(counts)),
-            free_blocks=self._blocks.get_num_free_blocks() if self._blocks else 0,
-            total_blocks=self._blocks.num_gpu_blocks if self._blocks else 0,
+            free_blocks=self._blocks.free_blocks if self._blocks else 0,
+            total_blocks=self._blocks.total_blocks if self._blocks else 0,
+            longest_free_run=self._longest_run(now_ns),
         )
         self._board.write_core(self._state)
 
@@ -79,7 +86,25 @@ class ProgressBoard:
             context_tokens=state.context_tokens,
             running_requests=running,
             waiting_requests=requests - running,
-            free_blocks=self._blocks.get_num_free_blocks() if self._blocks else 0,
-            total_blocks=state.total_blocks,
+            free_blocks=self._blocks.free_blocks if self._blocks else 0,
+            total_blocks=self._blocks.total_blocks if self._blocks else 0,
+            longest_free_run=self._longest_run(time.monotonic_ns() if requests else None),
         )
         self._board.write_core(self._state)
+
+    def _blocks_freed(self) -> None:
+        """Blocks of an ended request come back after it left: an idle engine writes no more."""
+        if self._state.step_started_ns == 0:
+            self._write_idle(self._state.step_ended_ns)
+
+    def _longest_run(self, now_ns: int | None = None) -> int:
+        """The longest run of free blocks, not older than `PICTURE_EVERY_NS`; without a time it is
+        that of this moment (nothing may be written for long after it)."""
+        blocks = self._blocks
+        if blocks is None:
+            return 0
+        stale = now_ns is None or now_ns - self._run_ns >= PICTURE_EVERY_NS
+        if stale and blocks.changes != self._run_changes:
+            self._run, self._run_changes = blocks.longest_run(), blocks.changes
+            self._run_ns = now_ns or time.monotonic_ns()
+        return min(self._run, blocks.free_blocks)
