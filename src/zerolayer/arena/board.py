@@ -46,6 +46,18 @@ class CoreState(msgspec.Struct, frozen=True, gc=False):
     """Largest number of free KV blocks side by side."""
 
 
+class WorkerState(msgspec.Struct, frozen=True, gc=False):
+    """What a worker process says about the snapshots that it saved and loaded."""
+
+    pid: int = 0
+    saved_bytes: int = 0
+    """Copied out of the KV cache since the worker started."""
+    loaded_bytes: int = 0
+    """Copied into the KV cache since the worker started."""
+    path_bytes_per_s: int = 0
+    """What that path can do: measured when the arena was made; 0 without an arena."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChaosOrder:
     """What an operator wants an engine to pretend."""
@@ -60,14 +72,14 @@ class EngineBoard(RecordFile):
     """One engine's board. The file outlives restarts of its engine; the incarnation tells them
     apart.
 
-    Three parts, each with its own writer: the core's state, one pid per worker rank, and the
+    Three parts, each with its own writer: the core's state, one record per worker rank, and the
     operator's chaos order.
     """
 
     NAME = "engine_board"
     SHAPES = (
         (RecordShape([(name, "Q") for name in CoreState.__struct_fields__]), 1),
-        (RecordShape([("pid", "Q")]), WORKERS_MAX),
+        (RecordShape([(name, "Q") for name in WorkerState.__struct_fields__]), WORKERS_MAX),
         (RecordShape([("factor", "d"), ("mode", "I")]), 1),
     )
 
@@ -80,10 +92,15 @@ class EngineBoard(RecordFile):
         values = self._read(0, 0)
         return None if values is None else CoreState(*values)
 
-    def write_worker(self, rank: int, pid: int) -> None:
+    def write_worker(self, rank: int, state: WorkerState) -> None:
         """By the worker process of that rank, 0..15."""
         assert 0 <= rank < WORKERS_MAX
-        self._write(1, rank, (pid,))
+        self._write(1, rank, msgspec.structs.astuple(state))
+
+    def read_worker(self, rank: int) -> WorkerState | None:
+        """None before the worker of that rank wrote."""
+        values = self._read(1, rank)
+        return None if values is None else WorkerState(*values)
 
     def worker_pids(self) -> tuple[int, ...]:
         """Pids by rank, without ranks that never wrote."""

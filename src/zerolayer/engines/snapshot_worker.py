@@ -26,6 +26,7 @@ from zerolayer.engines.settings import (
     rank_path,
     unsupported_reason,
 )
+from zerolayer.engines.traffic import SnapshotTraffic, path_bytes_per_s
 
 logger = init_logger("vllm.zerolayer.snapshot_worker")
 
@@ -44,6 +45,7 @@ class SnapshotWorker:
         self._fingerprint = b""
         self._rank = 0
         self._failed_blocks: set[int] = set()
+        self._traffic: SnapshotTraffic | None = None
         install_worker_resume(vllm_config.model_config.get_vocab_size())
         _compile_nothing_when_eager(vllm_config)
 
@@ -79,6 +81,8 @@ class SnapshotWorker:
         file = ArenaFile.create(path, geometry, self._fingerprint)
         file.prefault()
         self._kv, self._writer = kv, ArenaWriter(file)
+        speed = path_bytes_per_s(kv, self._kv_cache_config.num_blocks)
+        self._traffic = SnapshotTraffic(Path(self._settings.board), self._rank, speed)
         logger.info("Snapshots: %d pages of %d bytes", geometry.page_count, geometry.page_bytes)
 
     def _derive_rows(self, caches: dict[str, torch.Tensor], block_tokens: int) -> str:
@@ -125,6 +129,8 @@ class SnapshotWorker:
             except Exception as cause:
                 logger.exception("Saving a snapshot failed")
                 self._switch_off(f"saving failed: {cause!r}")
+        if self._traffic is not None:
+            self._traffic.show()
         self._faults.slow()
 
     def take_failed_blocks(self) -> set[int]:
@@ -134,19 +140,24 @@ class SnapshotWorker:
 
     def _save(self, order: SaveOrder) -> None:
         assert self._writer is not None
+        assert self._traffic is not None
         for write, block in zip(order.plan.writes, order.block_ids, strict=True):
-            self._put(write, block)
+            self._traffic.saved(self._put(write, block))
         self._writer.commit(order.plan)
 
-    def _put(self, write: PageWrite, block: int) -> None:
+    def _put(self, write: PageWrite, block: int) -> int:
+        """Copy one page's share of a step; returns its bytes."""
         assert self._writer is not None
         assert self._kv is not None
         if write.kind is WriteKind.BLOCK or self._rows is None:
-            self._writer.put_block(write, self._kv.read_block(block))
-            return
+            data = self._kv.read_block(block)
+            self._writer.put_block(write, data)
+            return data.nbytes
         last_row = write.first_row + write.row_count
         elements = self._rows.elements[write.first_row : last_row].reshape(-1)
-        self._writer.put_rows(write, self._kv.read_rows(block, elements), elements)
+        rows = self._kv.read_rows(block, elements)
+        self._writer.put_rows(write, rows, elements)
+        return rows.nbytes
 
     def _load(self, order: LoadOrder) -> bool:
         """Copy a stream's pages into this engine's blocks; False when they changed meanwhile."""
@@ -160,6 +171,8 @@ class SnapshotWorker:
         for block, page in zip(order.block_ids, order.pages, strict=True):
             data = reader.page_view(page).view(dtype).reshape(kv.layers, kv.block_elements)
             kv.write_block(block, data)
+            if self._traffic is not None:
+                self._traffic.loaded(data.nbytes)
         intact = reader.unchanged(_slot_of(order))
         logger.info(
             "Loaded %d blocks of %s from %s in %.1f ms%s", len(order.pages), order.request_id,

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from zerolayer.arena import tables
-from zerolayer.arena.board import ChaosOrder, CoreState, EngineBoard
+from zerolayer.arena.board import ChaosOrder, CoreState, EngineBoard, WorkerState
 from zerolayer.arena.tables import (
     KvSnapshotMeta,
     LoadHeatmap,
@@ -108,11 +108,13 @@ def test_a_board_keeps_its_three_parts_apart(tmp_path: Path) -> None:
     state = CoreState(*range(1, 15))
     core = EngineBoard.open_writer(tmp_path / "b")
     core.write_core(state)
-    core.write_worker(0, 41)
-    core.write_worker(1, 42)
+    core.write_worker(0, WorkerState(41, 1 << 40, 7, 10**10))
+    core.write_worker(1, WorkerState(42))
     EngineBoard.open_writer(tmp_path / "b").order_chaos(ChaosOrder(2, 20.0))
     assert board.read_core() == state
     assert board.worker_pids() == (41, 42)
+    assert board.read_worker(0) == WorkerState(41, 1 << 40, 7, 10**10)
+    assert board.read_worker(2) is None
     assert core.read_chaos() == ChaosOrder(2, 20.0)
     with pytest.raises(ConfigError, match="chaos_mode"):
         board.order_chaos(ChaosOrder(7))
