@@ -228,6 +228,12 @@ class Fleet:
         self.events.append(event)
         self.on_event(event)
 
+    def steps(self, slot: int) -> int:
+        """See `SupervisorHooks`."""
+        state = self.boards[slot].read_core()
+        same = state is not None and state.incarnation == self.driver.lives[slot].incarnation
+        return state.step_seq if same and state is not None else 0
+
     def note_all(self, what: str) -> None:
         """Add an event of the whole fleet to its log."""
         event = FleetEvent(time.time(), "fleet", what)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -28,10 +29,15 @@ from zerolayer.stitch.driver import FleetDriver
 
 logger = init_logger("vllm.zerolayer.supervisor")
 
-#: Deaths in a row, each less than LIVED_S after coming up, before an engine is set aside.
+#: Deaths in a row, of engines that had not proved themselves, before an engine is set aside.
 GIVE_UP_AFTER = 5
-#: An engine that has served this long starts with a clean record.
+#: An engine that has served this long, or computed so many steps, has proved itself: somebody who
+#: kills it again and again does not make it a bad one.
 LIVED_S = 10.0
+PROVEN_STEPS = 24
+#: So many deaths within DEATHS_WITHIN_S set an engine aside whatever it did in between.
+DEATHS_MAX = 40
+DEATHS_WITHIN_S = 600.0
 #: A new engine must compute its first token within this time to be admitted.
 FIRST_TOKEN_TIMEOUT_S = 120.0
 #: Between a death and the clean-up after it, in seconds.
@@ -90,6 +96,9 @@ class SupervisorHooks(Protocol):
     def note(self, slot: int, what: str) -> None:
         """Add an event to the fleet's log."""
 
+    def steps(self, slot: int) -> int:
+        """Steps that the slot's newest engine has computed."""
+
 
 class SlotSupervisor:
     """The one owner of a slot's engine process. `run` is a task of the fleet's task group."""
@@ -105,6 +114,7 @@ class SlotSupervisor:
         self._driver = driver
         self._hooks = hooks
         self._failures = 0
+        self._deaths: deque[float] = deque(maxlen=DEATHS_MAX)
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
@@ -124,6 +134,7 @@ class SlotSupervisor:
     def bring_back(self) -> None:
         """The operator wants an engine that was set aside to be tried again."""
         self._failures = 0
+        self._deaths.clear()
         self._wake.set()
 
     async def _one_life(self) -> None:
@@ -186,8 +197,10 @@ class SlotSupervisor:
     def _went_down(self, why: str) -> None:
         """First of all nothing may be sent there any more."""
         self._driver.engine_gone(self.slot)
-        lived = time.time() - self.record.up_since
-        self._failures = 1 if lived > LIVED_S else self._failures + 1
+        lived_s = time.time() - self.record.up_since
+        proven = lived_s > LIVED_S or self._hooks.steps(self.slot) >= PROVEN_STEPS
+        self._failures = 1 if proven else self._failures + 1
+        self._deaths.append(time.monotonic())
         self.record.down_since_ns, self.record.up_since = time.monotonic_ns(), 0.0
         self.record.last_fault = why
 
@@ -213,14 +226,22 @@ class SlotSupervisor:
         remove_shared_memory(launched.shared_memory)
 
     async def _pause_before_restart(self) -> None:
-        if self._failures >= GIVE_UP_AFTER:
+        if (deaths := self._too_many_deaths()) > 0:
             self._driver.apply(self.slot, EngineEvent.GAVE_UP)
-            self._hooks.note(self.slot, f"set aside after {self._failures} deaths in a row")
+            self._hooks.note(self.slot, f"set aside after {deaths} deaths in a row")
             logger.error("Engine %s is set aside: %s", self.record.name, self.record.last_fault)
             self._wake.clear()
             await self._wake.wait()
             return
         await asyncio.sleep(backoff_s(self._failures))
+
+    def _too_many_deaths(self) -> int:
+        """How many deaths are too many; 0 while they are not."""
+        if self._failures >= GIVE_UP_AFTER:
+            return self._failures
+        full = len(self._deaths) == DEATHS_MAX
+        soon = full and time.monotonic() - self._deaths[0] < DEATHS_WITHIN_S
+        return DEATHS_MAX if soon else 0
 
     @property
     def state(self) -> EngineState:
