@@ -31,10 +31,10 @@ logger = init_logger("vllm.zerolayer.supervisor")
 
 #: Deaths in a row, of engines that had not proved themselves, before an engine is set aside.
 GIVE_UP_AFTER = 5
-#: An engine that has served this long, or computed so many steps, has proved itself: somebody who
-#: kills it again and again does not make it a bad one.
+#: An engine that has served this long, or computed a step beyond the one of its admission and a
+#: prefill, has proved itself: somebody who kills it again and again does not make it a bad one.
 LIVED_S = 10.0
-PROVEN_STEPS = 24
+PROVEN_STEPS = 3
 #: So many deaths within DEATHS_WITHIN_S set an engine aside whatever it did in between.
 DEATHS_MAX = 40
 DEATHS_WITHIN_S = 600.0
