@@ -99,9 +99,9 @@ class EngineLife:
 
     __slots__ = ("_incarnation", "_state")
 
-    def __init__(self) -> None:
+    def __init__(self, incarnation: int = 1) -> None:
         self._state = EngineState.STARTING
-        self._incarnation = 1
+        self._incarnation = incarnation
 
     @property
     def state(self) -> EngineState:

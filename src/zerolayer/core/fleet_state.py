@@ -37,6 +37,20 @@ class EngineReport:
     """What each decoding stream adds to a step, in seconds."""
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """What an engine's board says about its KV memory and its traffic, every 50 ms."""
+
+    free_tokens: int
+    """In free KV blocks."""
+    free_run_tokens: int
+    """In the longest run of free KV blocks."""
+    link_use: float
+    """Snapshot bytes per second as a share of what their path can do."""
+    tokens_per_s: float
+    """Tokens generated per second lately."""
+
+
 class FleetState:
     """Load of N engines. Public arrays are for reading; change them through the methods."""
 
@@ -87,6 +101,20 @@ class FleetState:
         self.forecast_mem = np.zeros((engines, HORIZON_S))
         """Expected share of KV in use in each of the next HORIZON_S seconds."""
 
+    def resize(self, engines: int) -> None:
+        """Add closed, idle engines behind the last one, or take the last ones away.
+
+        Raises ValueError outside 1..ENGINES_MAX. Whoever keeps an array of this object for itself
+        has the old one afterwards.
+        """
+        fresh = FleetState(engines)
+        kept = min(engines, self.engines)
+        for name, values in vars(fresh).items():
+            if isinstance(values, np.ndarray):
+                values[:kept] = getattr(self, name)[:kept]
+                setattr(self, name, values)
+        self.engines = engines
+
     def set_capacity(self, engine: int, *, requests_max: int, kv_tokens: float) -> None:
         """What the engine said of itself when it came up."""
         self.requests_max[engine] = max(1, requests_max)
@@ -108,6 +136,14 @@ class FleetState:
         self.expected_step_s[engine] = max(0.0, report.expected_step_s)
         self.prefill_s_per_token[engine] = max(0.0, report.prefill_s_per_token)
         self.decode_s_per_request[engine] = max(0.0, report.decode_s_per_request)
+
+    def picture(self, engine: int, report: MemoryReport) -> None:
+        """Take over the memory picture. Without a free block there is nothing to be shattered."""
+        free, run = report.free_tokens, report.free_run_tokens
+        self.free_run_tokens[engine] = run
+        self.fragmentation[engine] = 1.0 - min(run, free) / free if free > 0 else 0.0
+        self.link_use[engine] = min(1.0, max(0.0, report.link_use))
+        self.tokens_per_s[engine] = max(0.0, report.tokens_per_s)
 
     def placed(self, engine: int, prompt_tokens: int) -> None:
         """A stream was sent here with this many prompt tokens to compute."""
@@ -142,6 +178,7 @@ class FleetState:
             self.tokens_per_s, self.link_use, self.forecast_util, self.forecast_mem,
         ):  # fmt: skip
             counts[engine] = 0.0
+        self.free_run_tokens[engine], self.fragmentation[engine] = np.inf, 0.0
 
     @staticmethod
     def _take(counts: Floats, engine: int, amount: int) -> None:

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerolayer.core.fleet_state import FleetState
+from zerolayer.core.fleet_state import HORIZON_S, FleetState
 from zerolayer.core.limits import ENGINES_MAX
 
 
@@ -42,3 +42,17 @@ def test_a_new_fleet_accepts_nothing() -> None:
 def test_a_fleet_outside_its_limits_is_refused(engines: int) -> None:
     with pytest.raises(ValueError, match="1 to 256"):
         FleetState(engines)
+
+
+def test_a_fleet_that_grows_and_shrinks_keeps_what_its_engines_have() -> None:
+    fleet = FleetState(2)
+    fleet.set_standing(1, accepts=True)
+    fleet.placed(1, 7)
+    fleet.resize(4)
+    assert fleet.accepts.tolist() == [False, True, False, False]
+    assert fleet.waiting_tokens.tolist() == [0.0, 7.0, 0.0, 0.0]
+    assert fleet.forecast_util.shape == (4, HORIZON_S)
+    fleet.resize(2)
+    assert fleet.running_requests.tolist() == [0.0, 1.0]
+    with pytest.raises(ValueError, match="0"):
+        fleet.resize(0)
