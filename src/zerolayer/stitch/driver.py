@@ -21,12 +21,13 @@ from zerolayer.core.limits import (
 )
 from zerolayer.core.outcome import Outcome
 from zerolayer.core.ports import Clock
-from zerolayer.dispatch.policies import PlacementRequest, Policy
+from zerolayer.dispatch.outlook import Outlook, Streams
+from zerolayer.dispatch.policies import PlacementRequest, Policy, expected_wait_s
 from zerolayer.stitch.stream import Phase, Stream
 
 NO_ENGINES: frozenset[int] = frozenset()
-#: Weight of the newest finished stream in the running mean of output lengths.
-OUTPUT_MEAN_WEIGHT = 0.05
+#: One in so many new streams has its TTFT predicted, to know how good the predictions are.
+TTFT_PREDICTED_EVERY = 8
 #: Dispatch times kept for the percentiles in the status.
 DISPATCH_TIMES_KEPT = 4096
 
@@ -86,6 +87,7 @@ class Owned:
     deaths_without_token: int = 0  # in a row
     decoding: bool = False  # its first token on the current engine has come
     placed_tokens: int = 0  # context tokens that the current engine was charged with
+    predicted_ttft_s: float = 0.0  # when it was first placed; 0 where not predicted
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,9 @@ class FleetDriver:
         policy: Policy,
         clock: Clock,
         hooks: "DriverHooks",
+        outlook: Outlook | None = None,
     ) -> None:
+        self.outlook = outlook or Outlook(engines)
         self.fleet = FleetState(engines)
         self.lives = [EngineLife() for _ in range(engines)]
         self.ports: list[EnginePort | None] = [None] * engines
@@ -152,7 +156,6 @@ class FleetDriver:
         self._policy = policy
         self._clock = clock
         self._hooks = hooks
-        self._mean_output_tokens = 128.0
         self._abandoned: list[Owned] = []
 
     # -- streams come and go --------------------------------------------------------------------
@@ -169,6 +172,7 @@ class FleetDriver:
         owned = Owned(Stream(stream_id, prompt_tokens), request, by_prefill, arrived_ns=began)
         self.owned[stream_id] = owned
         self.totals.streams += 1
+        self.outlook.arrived(began, prompt_tokens)
         await self._place(owned, NO_ENGINES)
         spent = self._clock.monotonic_ns() - began
         self.dispatch_ns.append(spent)
@@ -204,7 +208,7 @@ class FleetDriver:
             self._deliver(owned, engine, output)
             passed.append((owned, output))
             if output.finish_reason is not None:
-                self._learn_length(len(owned.stream.delivered))
+                self.outlook.finished(len(owned.stream.delivered))
                 self._end(owned, Outcome.FINISHED)
         return passed
 
@@ -222,6 +226,22 @@ class FleetDriver:
         """End every stream with one error: this process is about to stop."""
         for owned in list(self.owned.values()):
             self._fail(owned, message, outcome)
+
+    def placed_streams(self) -> Streams:
+        """Every placed stream, for `Outlook.refresh`."""
+        placed = [
+            (engine, self.owned[stream_id])
+            for engine, stream_ids in enumerate(self.on_engine)
+            for stream_id in stream_ids
+        ]
+        rows = [
+            (
+                engine, owned.placed_tokens, len(owned.stream.delivered),
+                0 if owned.decoding else owned.placed_tokens,
+            )
+            for engine, owned in placed
+        ]  # fmt: skip
+        return Streams.of(rows)
 
     # -- engines come and go --------------------------------------------------------------------
 
@@ -293,12 +313,13 @@ class FleetDriver:
                 died = f"{owned.deaths_without_token} engines in a row died of this request"
                 self._fail(owned, f"{died}, or beside it; it is given up")
                 return
-            decision = self._policy.choose(self.fleet, self._wanted(owned), exclude)
+            wanted = self._wanted(owned)
+            decision = self._policy.choose(self.fleet, wanted, exclude)
             port = self.ports[decision.engine] if decision is not None else None
             if decision is None or port is None:
                 self._wait(owned)
                 return
-            order = self._assign(owned, decision.engine)
+            order = self._assign(owned, decision.engine, wanted)
             try:
                 await port.submit(order)
                 return
@@ -334,16 +355,19 @@ class FleetDriver:
         await self._place(owned, frozenset((left,)))
 
     def _wanted(self, owned: Owned) -> PlacementRequest:
-        remaining = max(1, int(self._mean_output_tokens) - len(owned.stream.delivered))
+        remaining = int(self.outlook.expected_output(len(owned.stream.delivered)))
         return PlacementRequest(owned.stream.context_tokens, remaining)
 
-    def _assign(self, owned: Owned, engine: int) -> SubmitOrder:
+    def _assign(self, owned: Owned, engine: int, wanted: PlacementRequest) -> SubmitOrder:
         stream = owned.stream
         request_id = stream.place(engine)
         self.waiting.pop(stream.stream_id, None)
         self.on_engine[engine][stream.stream_id] = None
         owned.decoding, owned.placed_tokens = False, stream.context_tokens
+        if self.totals.streams % TTFT_PREDICTED_EVERY == 0 and not stream.delivered:
+            owned.predicted_ttft_s = float(expected_wait_s(self.fleet, wanted)[engine])
         self.fleet.placed(engine, owned.placed_tokens)
+        self.outlook.placed(self.fleet, engine, wanted)
         sources = [] if owned.by_prefill else list(owned.sources)
         port = self.ports[engine]
         assert port is not None
@@ -373,12 +397,18 @@ class FleetDriver:
         if not owned.decoding:
             owned.decoding = True
             self.fleet.first_token(engine, owned.placed_tokens)
+            self._note_ttft(owned)
         if owned.move is not None:
             self._finish_move(owned, engine, self._hooks.restored_tokens(output))
         owned.stream.deliver(tokens)
         owned.placed_tokens += len(tokens)
         self.fleet.grew(engine, len(tokens))
         self.totals.tokens_delivered += len(tokens)
+
+    def _note_ttft(self, owned: Owned) -> None:
+        if owned.predicted_ttft_s > 0.0 and not owned.stream.delivered:
+            actual_s = (self._clock.monotonic_ns() - owned.arrived_ns) / 1e9
+            self.outlook.ttft_errors.observe(owned.predicted_ttft_s, actual_s)
 
     def _finish_move(self, owned: Owned, engine: int, restored_tokens: int) -> None:
         """The first output after a move is here: note what the move cost."""
@@ -417,9 +447,6 @@ class FleetDriver:
     def _fail(self, owned: Owned, message: str, outcome: Outcome = Outcome.ENGINES_LOST) -> None:
         self._end(owned, outcome)
         self._hooks.failed(owned.stream.stream_id, outcome, message)
-
-    def _learn_length(self, tokens: int) -> None:
-        self._mean_output_tokens += OUTPUT_MEAN_WEIGHT * (tokens - self._mean_output_tokens)
 
     async def _abort(self, engine: int, request_ids: list[str]) -> None:
         port = self.ports[engine]

@@ -36,7 +36,7 @@ def expected_wait_s(fleet: FleetState, request: PlacementRequest) -> Floats:
       first
     + KV pressure: past the knee, streams are pushed out and computed again.
     """
-    own = _tokens_to_compute(fleet, request)
+    own = tokens_to_compute(fleet, request)
     waits: Floats = fleet.running_requests * fleet.decode_s_per_request
     waits += fleet.expected_step_s
     waits *= 1.5
@@ -52,7 +52,7 @@ def expected_wait_s(fleet: FleetState, request: PlacementRequest) -> Floats:
     return waits
 
 
-def _tokens_to_compute(fleet: FleetState, request: PlacementRequest) -> Floats:
+def tokens_to_compute(fleet: FleetState, request: PlacementRequest) -> Floats:
     """Prompt tokens that each engine lacks; at least one, as the last one is always computed."""
     own = np.full(fleet.engines, float(max(1, request.prompt_tokens)))
     for engine, held in (request.held_tokens or {}).items():

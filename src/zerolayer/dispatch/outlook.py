@@ -1,0 +1,302 @@
+"""The load heat map of the next seconds: what traffic taught, and what it says of each engine.
+
+Utilisation and memory are as `request_cost` defines them. A forecast is the sum of three parts:
+streams that run (they survive as `OutputLengths` say and grow by a token a step), streams that wait
+(the backlog is worked off in order at one second per second), and streams that are still to come
+(`inflow.forecast`, shared out as placements were lately).
+"""
+
+from collections.abc import Sequence
+from copy import copy, deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from zerolayer.core.fleet_state import HORIZON_S, FleetState, Floats, Ints
+from zerolayer.dispatch.inflow import HISTORY_S, InflowHistory, forecast
+from zerolayer.dispatch.output_lengths import OutputLengths
+from zerolayer.dispatch.policies.base import PlacementRequest, Policy
+from zerolayer.dispatch.request_cost import (
+    PredictionErrors,
+    decode_places,
+    decode_tokens_per_s,
+    prefill_demand,
+)
+
+NOBODY: frozenset[int] = frozenset()
+NOWHERE = -1
+"""Engine number in `place_batch` for a request that none may take."""
+BATCH_REQUESTS = 300
+"""Requests that the batch form looks ahead."""
+EQUAL_SHARE_PLACEMENTS = 4.0
+"""Placements per engine that count for equal shares of inflow, beside those that were seen."""
+COMPUTED_PRIOR_TOKENS = 2_000.0
+"""Prompt tokens that count as computed in full, before prefix hits are believed."""
+
+_BEGINS = np.arange(HORIZON_S, dtype=np.float64)
+_ENDS = _BEGINS + 1.0
+_AGES = np.arange(HORIZON_S + 1, dtype=np.float64)
+_WINDOWS = range(HORIZON_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Every placed stream, one element each; those of one engine in the order of their coming."""
+
+    engine: Ints
+    context_tokens: Floats
+    """Prompt and delivered tokens."""
+    delivered: Floats
+    waiting_tokens: Floats
+    """Prompt tokens still to compute; 0 for a stream that decodes."""
+
+    @staticmethod
+    def of(rows: Sequence[tuple[int, int, int, int]]) -> "Streams":
+        """From one row (engine, context, delivered, waiting tokens) per stream."""
+        columns = np.array(rows, dtype=np.float64).reshape(-1, 4)
+        return Streams(columns[:, 0].astype(np.int64), *columns[:, 1:].T)
+
+
+NO_STREAMS = Streams.of(())
+
+
+class Outlook:
+    """Everything that is learned from traffic, and the forecast columns made of it."""
+
+    def __init__(self, engines: int) -> None:
+        self.lengths = OutputLengths()
+        self.inflow = InflowHistory()
+        self.ttft_errors = PredictionErrors()
+        """Predicted against actual TTFT of placements."""
+        self._refreshed_ns: int | None = None
+        self._placements = [0.0] * engines  # lately, decaying
+        self._prompted = self._computed = COMPUTED_PRIOR_TOKENS  # prompt tokens lately, decaying
+        self._places = [256.0] * engines
+        self._backlog_s = [0.0] * engines
+        self._demand = [[0.0] * HORIZON_S for _ in range(engines)]
+        self._rate = [20.0] * engines
+        self._alive = [[1.0] * (HORIZON_S + 1) for _ in range(engines)]
+        self._view(FleetState(engines))
+
+    def resize(self, fleet: FleetState) -> None:
+        """`fleet` got or lost its last engines: keep what is known of the others."""
+        fresh = Outlook(fleet.engines)
+        for name in ("_placements", "_places", "_backlog_s", "_demand", "_rate", "_alive"):
+            known = getattr(self, name)[: fleet.engines]
+            setattr(self, name, [*known, *getattr(fresh, name)[len(known) :]])
+        self._view(fleet)
+
+    # -- what traffic teaches -------------------------------------------------------------------
+
+    def arrived(self, now_ns: int, prompt_tokens: int) -> None:
+        """A request came, wherever it will be placed."""
+        self.inflow.arrived(now_ns, prompt_tokens)
+
+    def finished(self, output_tokens: int) -> None:
+        """An answer came to its own end after this many tokens."""
+        self.lengths.observe(output_tokens)
+
+    def expected_output(self, delivered: int = 0) -> float:
+        """E[tokens still to come | `delivered` have come]; at least 1."""
+        return self.lengths.expected_remaining(delivered)
+
+    # -- the forecast ---------------------------------------------------------------------------
+
+    def placed(self, fleet: FleetState, engine: int, request: PlacementRequest) -> None:
+        """Add what a placement brings to its engine's forecast.
+
+        The same model as `refresh`, for one stream and without array operations: it is part of
+        every dispatch decision.
+        """
+        if fleet.forecast_util is not self._viewed:
+            self.resize(fleet)
+        prompt = request.prompt_tokens
+        held = request.held_tokens.get(engine, 0) if request.held_tokens else 0
+        own = max(1, prompt - held) if held > 0 else max(1, prompt)
+        self._placements[engine] += 1.0
+        self._prompted += prompt
+        self._computed += own
+        own_s = own * fleet.prefill_s_per_token.item(engine)
+        start_s = self._backlog_s[engine] = self._backlog_s[engine] + own_s
+        cell = engine * HORIZON_S
+        _add_demand(self._demand[engine], own_s, self._util_cells, cell)
+        if start_s < HORIZON_S:
+            self._add_stream(engine, prompt, start_s, fleet.kv_tokens.item(engine))
+
+    def refresh(self, now_ns: int, fleet: FleetState, streams: Streams) -> None:
+        """Recompute all forecast columns. Call it every 100 to 250 ms."""
+        if fleet.forecast_util is not self._viewed:
+            self.resize(fleet)
+        self._forget(now_ns)
+        rate, places = decode_tokens_per_s(fleet), decode_places(fleet)
+        backlog_s, starts_s = _queue(fleet, streams)
+        alive, tokens = self._survivors(streams, rate, starts_s)
+        arriving_s, new_streams, new_tokens = self._inflow(now_ns, fleet, rate, backlog_s)
+        demand = prefill_demand(backlog_s, arriving_s)
+        decoding = _per_engine(fleet, streams.engine, alive) + new_streams
+        held = _per_engine(fleet, streams.engine, tokens) + new_tokens
+        fleet.forecast_util[:] = demand + decoding / places[:, None]
+        fleet.forecast_mem[:] = held / fleet.kv_tokens[:, None]
+        self._add_unexplained(fleet, streams, alive, backlog_s, places)
+        self._places, self._rate = places.tolist(), rate.tolist()
+        self._backlog_s, self._demand = backlog_s.tolist(), demand.tolist()
+        self._alive = self.lengths.survival_at(rate[:, None] * _AGES).tolist()
+
+    def place_batch(
+        self, fleet: FleetState, requests: Sequence[PlacementRequest], policy: Policy
+    ) -> Ints:
+        """Where `policy` sends these requests if they all come now, one after the other.
+
+        Returns engine numbers, NOWHERE for what none may take. `fleet` and the forecast stay as
+        they are; the policy's own turns go on, so give it one that serves nothing else.
+        """
+        trial, outlook = deepcopy(fleet), self._trial()
+        engines = np.full(len(requests), NOWHERE, dtype=np.int64)
+        for number, request in enumerate(requests):
+            decision = policy.choose(trial, request, NOBODY)
+            if decision is None:
+                continue
+            engines[number] = decision.engine
+            outlook.placed(trial, decision.engine, request)
+            trial.placed(decision.engine, request.prompt_tokens)
+        return engines
+
+    def next_requests(self, count: int = BATCH_REQUESTS) -> list[PlacementRequest]:
+        """The requests that are most likely next: prompt lengths as they came last, oldest first.
+
+        Fewer than `count` where fewer came.
+        """
+        output = int(self.expected_output())
+        return [PlacementRequest(prompt, output) for prompt in list(self.inflow.prompts)[-count:]]
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def _trial(self) -> "Outlook":
+        """A copy for `placed` alone: it shares what it only reads."""
+        trial = copy(self)
+        trial._placements = list(self._placements)
+        trial._backlog_s = list(self._backlog_s)
+        trial._demand = [list(demand) for demand in self._demand]
+        return trial
+
+    def _view(self, fleet: FleetState) -> None:
+        """Cells of the forecast columns, row after row: numpy's own access costs a microsecond."""
+        self._viewed = fleet.forecast_util
+        self._util_cells: Any = fleet.forecast_util.reshape(-1).data
+        self._mem_cells: Any = fleet.forecast_mem.reshape(-1).data
+
+    def _add_stream(self, engine: int, prompt: int, start_s: float, kv_tokens: float) -> None:
+        """A stream with this prompt decodes from `start_s` on: its place and its KV."""
+        util, mem, cell = self._util_cells, self._mem_cells, engine * HORIZON_S
+        alive, rate, places = self._alive[engine], self._rate[engine], self._places[engine]
+        for window in range(int(start_s), HORIZON_S):
+            end_s = window + 1.0 - start_s
+            active = end_s if end_s < 1.0 else 1.0
+            age_s = end_s - 0.5 * active
+            whole = int(age_s)
+            here = active * (alive[whole] + (age_s - whole) * (alive[whole + 1] - alive[whole]))
+            util[cell + window] += here / places
+            mem[cell + window] += here * (prompt + age_s * rate) / kv_tokens
+
+    def _forget(self, now_ns: int) -> None:
+        before = now_ns if self._refreshed_ns is None else self._refreshed_ns
+        self._refreshed_ns = now_ns
+        keep = float(np.exp(-max(0, now_ns - before) / (HISTORY_S * 1e9)))
+        self._placements = [count * keep for count in self._placements]
+        self._prompted = COMPUTED_PRIOR_TOKENS + keep * (self._prompted - COMPUTED_PRIOR_TOKENS)
+        self._computed = COMPUTED_PRIOR_TOKENS + keep * (self._computed - COMPUTED_PRIOR_TOKENS)
+
+    def _survivors(self, streams: Streams, rate: Floats, starts_s: Floats) -> tuple[Floats, Floats]:
+        """Per stream and window: how likely it decodes, and the KV tokens that it then holds."""
+        rates = rate[streams.engine][:, None]
+        starts = starts_s[:, None]
+        active = np.clip(_ENDS - starts, 0.0, 1.0)
+        grown = np.maximum(0.0, _ENDS - 0.5 * active - starts) * rates
+        now = self.lengths.survival_at(streams.delivered)[:, None]
+        later = self.lengths.survival_at(streams.delivered[:, None] + grown)
+        alive = active * later / np.maximum(now, 1e-12)
+        return alive, alive * (streams.context_tokens[:, None] + grown)
+
+    def _inflow(
+        self, now_ns: int, fleet: FleetState, rate: Floats, backlog_s: Floats
+    ) -> tuple[Floats, Floats, Floats]:
+        """Per engine and window: seconds of prefill that arrive, streams of them that decode, and
+        the KV tokens that those hold."""
+        expected = forecast(self.inflow.per_second(now_ns))
+        share = self._shares(fleet)[:, None]
+        arriving_s = share * expected[:, 1] * (self._computed / self._prompted)
+        arriving_s = arriving_s * fleet.prefill_s_per_token[:, None]
+        come = np.concatenate(([0.0], np.cumsum(expected[:, 0])))
+        middle_s = np.maximum(0.0, _BEGINS + 0.5 - backlog_s[:, None])
+        age_s = 0.5 * middle_s  # of those that have come by then, on average
+        alive = self.lengths.survival_at(age_s * rate[:, None])
+        streams = share * np.interp(middle_s, _AGES, come) * alive
+        requests = float(expected[:, 0].sum())
+        context = float(expected[:, 1].sum()) / requests if requests > 0.0 else 0.0
+        return arriving_s, streams, streams * (context + age_s * rate[:, None])
+
+    def _shares(self, fleet: FleetState) -> Floats:
+        counts = np.array(self._placements) + EQUAL_SHARE_PLACEMENTS
+        counts = np.where(fleet.accepts, counts, 0.0)
+        shares: Floats = counts / max(1.0, float(counts.sum()))
+        return shares
+
+    @staticmethod
+    def _add_unexplained(
+        fleet: FleetState, streams: Streams, alive: Floats, backlog_s: Floats, places: Floats
+    ) -> None:
+        """What is measured now and not explained by streams goes as the running streams end.
+
+        Shared prefixes and part-filled blocks for memory, the hardware's own count for utilisation.
+        """
+        runs = (streams.waiting_tokens == 0.0).astype(np.float64)
+        running = np.bincount(streams.engine, weights=runs, minlength=fleet.engines)
+        left = _per_engine(fleet, streams.engine, alive * runs[:, None])
+        left /= np.maximum(1.0, running)[:, None]
+        context = np.bincount(
+            streams.engine, weights=runs * streams.context_tokens, minlength=fleet.engines
+        )
+        mem = np.where(
+            fleet.kv_used_fraction > 0.0, fleet.kv_used_fraction - context / fleet.kv_tokens, 0.0
+        )
+        util = np.maximum(0.0, fleet.util_measured - backlog_s - running / places)
+        fleet.forecast_mem += mem[:, None] * left
+        fleet.forecast_util += util[:, None] * left
+        np.maximum(fleet.forecast_mem, 0.0, out=fleet.forecast_mem)
+
+
+def _queue(fleet: FleetState, streams: Streams) -> tuple[Floats, Floats]:
+    """(seconds of backlog per engine, seconds until each stream decodes). First come, first served;
+    0 for streams that decode already."""
+    starts_s = np.zeros(len(streams.engine))
+    waiting = np.flatnonzero(streams.waiting_tokens > 0.0)
+    order = waiting[np.argsort(streams.engine[waiting], kind="stable")]
+    engine = streams.engine[order]
+    work_s = streams.waiting_tokens[order] * fleet.prefill_s_per_token[engine]
+    backlog_s = np.bincount(engine, weights=work_s, minlength=fleet.engines).astype(np.float64)
+    before_s = np.concatenate(([0.0], np.cumsum(backlog_s)[:-1]))
+    starts_s[order] = np.cumsum(work_s) - before_s[engine]
+    return backlog_s, starts_s
+
+
+def _per_engine(fleet: FleetState, engine: Ints, values: Floats) -> Floats:
+    """Sums of `values` (streams, HORIZON_S) over the streams of each engine."""
+    cells = engine[:, None] * HORIZON_S + np.arange(HORIZON_S)
+    sums = np.bincount(cells.ravel(), weights=values.ravel(), minlength=fleet.engines * HORIZON_S)
+    return sums.astype(np.float64, copy=False).reshape(fleet.engines, HORIZON_S)
+
+
+def _add_demand(demand: list[float], own_s: float, util: Any, first_cell: int) -> None:
+    """Add `own_s` seconds of backlog to an engine's prefill demand, and that to its utilisation.
+
+    The recursion of `prefill_demand`, for one engine.
+    """
+    extra = own_s
+    for window in _WINDOWS:
+        before = demand[window]
+        after = demand[window] = before + extra
+        util[first_cell + window] += extra
+        if after <= 1.0:
+            return
+        extra = after - 1.0 if before <= 1.0 else extra
