@@ -138,8 +138,18 @@ def seconds_of(rows: npt.NDArray[Any], measure: str) -> Floats:
 def spread_of(util: Floats) -> Floats:
     """Standard deviation over the engines at each sample, shape (T,); NaN marks an engine that is
     down, and such engines are left out."""
-    spread: Floats = np.ma.masked_invalid(util).std(axis=1).filled(0.0)
+    deviation = util - mean_of_known(util, axis=1)[:, None]
+    spread: Floats = np.nan_to_num(np.sqrt(mean_of_known(deviation**2, axis=1)))
     return spread
+
+
+def mean_of_known(values: Floats, axis: int) -> Floats:
+    """Mean of those values that are numbers; NaN where there is none."""
+    known = np.isfinite(values)
+    counts = known.sum(axis=axis)
+    sums = np.where(known, values, 0.0).sum(axis=axis)
+    means: Floats = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+    return means
 
 
 def quantile_of(values: Floats, share: float) -> float:

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from zerolayer.core.fleet_state import Floats
 from zerolayer.sim.results import REQUEST_ROW, Ending, RunKey, RunResult
 
 MOVE = np.dtype(
@@ -32,7 +33,7 @@ def synthetic_run(
     if lost:
         rows["ending"][-lost:] = Ending.LOST
         rows["e2e_s"][-lost:] = np.nan
-    times = np.arange(0.0, 600.0, 1.0)
+    times: Floats = np.linspace(0.0, 599.0, 600, dtype=np.float64)
     wave = 0.7 + 0.25 * np.sin(times / 40)[:, None] * slowness
     util = np.clip(wave + 0.1 * slowness * rng.standard_normal((len(times), 4)), 0, 1.4)
     util[200:260, 2] = np.nan
