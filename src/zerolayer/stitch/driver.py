@@ -70,6 +70,7 @@ class PendingMove:
     reason: str
     declared_ns: int
     declared_unix: float
+    on_purpose: bool = False
 
 
 @dataclass(slots=True)
@@ -82,8 +83,9 @@ class Owned:
     sources: list[str] = field(default_factory=list)
     arrived_ns: int = 0
     waiting_since_ns: int = 0
+    last_token_ns: int = 0  # 0 before the first
     move: PendingMove | None = None
-    moves: int = 0
+    moves: int = 0  # off lost engines; moves on purpose do not count
     deaths_without_token: int = 0  # in a row
     decoding: bool = False  # its first token on the current engine has come
     placed_tokens: int = 0  # context tokens that the current engine was charged with
@@ -103,6 +105,18 @@ class MoveRecord:
     restored_tokens: int
     declared_unix: float
     after_declared_ms: float
+    gap_ms: float
+    """From the token before the move (from the request's arrival, if none) to the one after it."""
+    on_purpose: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MoveReply:
+    """What became of an order to move streams."""
+
+    moved: tuple[str, ...]
+    stayed: dict[str, str]
+    """Stream id: why it could not go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +141,8 @@ class Totals:
     tokens_delivered: int = 0
     outputs_fenced: int = 0
     moves: int = 0
+    moves_on_purpose: int = 0
+    """Those of `moves` that no fault asked for."""
     resumed_from_snapshot: int = 0
     resumed_by_prefill: int = 0
     outcomes: dict[str, int] = field(default_factory=dict)
@@ -150,6 +166,7 @@ class FleetDriver:
         self.owned: dict[str, Owned] = {}
         self.on_engine: list[dict[str, None]] = [{} for _ in range(engines)]
         self.waiting: dict[str, None] = {}
+        self.held: set[int] = set()
         self.totals = Totals()
         self.recent_moves: deque[MoveRecord] = deque(maxlen=RECENT_MOVES_KEPT)
         self.dispatch_ns: deque[int] = deque(maxlen=DISPATCH_TIMES_KEPT)
@@ -157,6 +174,7 @@ class FleetDriver:
         self._clock = clock
         self._hooks = hooks
         self._abandoned: list[Owned] = []
+        self._incarnations: dict[int, int] = {}
 
     # -- streams come and go --------------------------------------------------------------------
 
@@ -285,14 +303,113 @@ class FleetDriver:
         self.ports[engine] = None
         self.apply(engine, EngineEvent.DIED)
 
+    async def move_streams(
+        self, engine: int, stream_ids: Sequence[str], reason: str, target: int | None = None
+    ) -> MoveReply:
+        """Move streams off a healthy engine, on purpose; what nobody can take stays untouched.
+
+        Decided for each stream before anything of it changes: it can be continued, and `target` (or
+        the policy's choice) takes it. If its submission then fails, it goes back where it was.
+        """
+        moved, left, stayed = [], [], {}
+        for stream_id in stream_ids:
+            owned = self.owned.get(stream_id)
+            if owned is None or owned.stream.engine != engine:
+                continue  # it ended or left meanwhile
+            goes_to, why = self._elsewhere(owned, engine, target)
+            if goes_to is None:
+                stayed[stream_id] = why
+                continue
+            left.append(owned.stream.request_id)
+            if await self._relocate(owned, goes_to, reason):
+                moved.append(stream_id)
+            else:
+                stayed[stream_id] = f"{engine_name(goes_to)} could not be reached"
+        if left:
+            await self._abort(engine, left)
+        return MoveReply(tuple(moved), stayed)
+
+    def hold(self, engine: int) -> None:
+        """The engine gets no new streams, also after a restart, until `let_go`."""
+        self.held.add(engine)
+        self._drain_held(engine)
+
+    async def let_go(self, engine: int) -> None:
+        """End `hold`; streams that waited for an engine go there."""
+        self.held.discard(engine)
+        if self.lives[engine].can(EngineEvent.UNDRAIN):
+            self.apply(engine, EngineEvent.UNDRAIN)
+            await self.place_waiting()
+
+    def add_engine(self) -> int:
+        """One more slot behind the last one, for an engine that is about to start."""
+        slot = self.fleet.engines
+        self.fleet.resize(slot + 1)
+        self.outlook.resize(self.fleet)
+        # Files of an engine that was in this slot before may still be read: their names stay taken.
+        self.lives.append(EngineLife(self._incarnations.get(slot, 0) + 1))
+        self.ports.append(None)
+        self.on_engine.append({})
+        return slot
+
+    def remove_engine(self) -> None:
+        """Take the last slot away; its engine has ended and owns no stream."""
+        slot = self.fleet.engines - 1
+        assert self.ports[slot] is None, "an engine that is there is not removed"
+        assert not self.on_engine[slot], "an engine with streams is not removed"
+        self._incarnations[slot] = self.lives[slot].incarnation
+        self.held.discard(slot)
+        for per_engine in (self.lives, self.ports, self.on_engine):
+            per_engine.pop()
+        self.fleet.resize(slot)
+        self.outlook.resize(self.fleet)
+
     def apply(self, engine: int, event: EngineEvent) -> None:
         """Apply an event to an engine's life and to what the dispatcher may choose."""
         state = self.lives[engine].apply(event)
+        if engine in self.held and state.accepts and event is not EngineEvent.DRAIN:
+            self._drain_held(engine)
+            return
         self.fleet.set_standing(
             engine, accepts=state.accepts, suspect=event is EngineEvent.SUSPECTED
         )
 
     # -- inside ---------------------------------------------------------------------------------
+
+    def _drain_held(self, engine: int) -> None:
+        # A stalled engine has no streams and accepts none; it drains when it is back.
+        if self.lives[engine].state.accepts:
+            self.apply(engine, EngineEvent.DRAIN)
+
+    def _elsewhere(
+        self, owned: Owned, engine: int, target: int | None
+    ) -> tuple[int, str] | tuple[None, str]:
+        """(the engine that takes a stream of `engine`, or None; why none does)."""
+        why = self._hooks.why_not_resumable(owned.request, len(owned.stream.delivered))
+        if why is not None:
+            return None, why
+        if target is None:
+            decision = self._policy.choose(self.fleet, self._wanted(owned), frozenset((engine,)))
+            target = decision.engine if decision is not None else None
+        elif not self.fleet.accepts[target] or target == engine:
+            target = None
+        if target is None or self.ports[target] is None:
+            return None, "no other engine takes streams now"
+        return target, ""
+
+    async def _relocate(self, owned: Owned, target: int, reason: str) -> bool:
+        """Fence a healthy stream and submit it elsewhere; False: it had to go back."""
+        source = owned.stream.engine
+        assert source is not None
+        now, unix = self._clock.monotonic_ns(), self._clock.unix()
+        self._leave(owned)
+        owned.move = owned.move or PendingMove(source, reason, now, unix, on_purpose=True)
+        wanted = self._wanted(owned)
+        if await self._send(owned, target, wanted):
+            return True
+        if self.ports[source] is None or not await self._send(owned, source, wanted):
+            await self._place(owned, frozenset((target,)))
+        return False
 
     def _current(self, request_id: str) -> Owned | None:
         """The stream that an engine's request id means, if that epoch is still current."""
@@ -319,15 +436,23 @@ class FleetDriver:
             if decision is None or port is None:
                 self._wait(owned)
                 return
-            order = self._assign(owned, decision.engine, wanted)
-            try:
-                await port.submit(order)
+            if await self._send(owned, decision.engine, wanted):
                 return
-            except EngineError:
-                if not stream.is_owned_as(order.request_id):
-                    return  # somebody moved or ended it meanwhile
-                self._leave(owned)
-                exclude |= {decision.engine}
+            exclude |= {decision.engine}
+
+    async def _send(self, owned: Owned, engine: int, wanted: PlacementRequest) -> bool:
+        """Give a waiting stream to an engine; False when that cannot be reached, and it waits."""
+        port = self.ports[engine]
+        assert port is not None
+        order = self._assign(owned, engine, wanted)
+        try:
+            await port.submit(order)
+        except EngineError:
+            if not owned.stream.is_owned_as(order.request_id):
+                return True  # somebody moved or ended it meanwhile
+            self._leave(owned)
+            return False
+        return True
 
     @staticmethod
     def _note_deaths(moving: Sequence[Owned]) -> None:
@@ -394,12 +519,14 @@ class FleetDriver:
 
     def _deliver(self, owned: Owned, engine: int, output: Any) -> None:
         tokens = output.new_token_ids
+        before_ns, owned.last_token_ns = owned.last_token_ns, self._clock.monotonic_ns()
         if not owned.decoding:
             owned.decoding = True
             self.fleet.first_token(engine, owned.placed_tokens)
             self._note_ttft(owned)
         if owned.move is not None:
-            self._finish_move(owned, engine, self._hooks.restored_tokens(output))
+            silent_ns = owned.last_token_ns - (before_ns or owned.arrived_ns)
+            self._finish_move(owned, engine, self._hooks.restored_tokens(output), silent_ns)
         owned.stream.deliver(tokens)
         owned.placed_tokens += len(tokens)
         self.fleet.grew(engine, len(tokens))
@@ -410,12 +537,13 @@ class FleetDriver:
             actual_s = (self._clock.monotonic_ns() - owned.arrived_ns) / 1e9
             self.outlook.ttft_errors.observe(owned.predicted_ttft_s, actual_s)
 
-    def _finish_move(self, owned: Owned, engine: int, restored_tokens: int) -> None:
+    def _finish_move(self, owned: Owned, engine: int, restored_tokens: int, silent_ns: int) -> None:
         """The first output after a move is here: note what the move cost."""
         move, stream = owned.move, owned.stream
         assert move is not None
         owned.move = None
         self.totals.moves += 1
+        self.totals.moves_on_purpose += move.on_purpose
         if restored_tokens:
             self.totals.resumed_from_snapshot += 1
         else:
@@ -430,7 +558,9 @@ class FleetDriver:
                 context_tokens=stream.context_tokens,
                 restored_tokens=restored_tokens,
                 declared_unix=move.declared_unix,
-                after_declared_ms=(self._clock.monotonic_ns() - move.declared_ns) / 1e6,
+                after_declared_ms=(owned.last_token_ns - move.declared_ns) / 1e6,
+                gap_ms=silent_ns / 1e6,
+                on_purpose=move.on_purpose,
             )
         )
 

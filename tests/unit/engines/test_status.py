@@ -23,7 +23,7 @@ ENGINE_FIELDS = {
 
 
 def move(stream: str) -> MoveRecord:
-    return MoveRecord(stream, "e1", "e0", "killed", 7, 40, 39, 1.0, 61.4567)
+    return MoveRecord(stream, "e1", "e0", "killed", 7, 40, 39, 1.0, 61.4567, 70.0, False)
 
 
 @pytest.fixture
