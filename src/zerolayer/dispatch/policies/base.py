@@ -6,6 +6,7 @@ suspect engines only when no other is left. They differ in what they then hold a
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +15,22 @@ from zerolayer.core.fleet_state import Bools, FleetState, Floats
 
 TIE_SECONDS_MAX = 0.05
 """However long the waits are, more than this many seconds apart is not the same."""
+SAME_SCORE = 1e-12
+"""Scores this close are equal: what is between them is rounding."""
+
+
+class Preference(StrEnum):
+    """What a client asks of the placement (`dispatch.preference` reads it from headers)."""
+
+    BALANCED = "balanced"
+    """The fleet's even load and this request's wait, by the tuned weights: what happens without a
+    header."""
+    LOW_LATENCY = "low-latency"
+    """This request's first token and token pace count more than the fleet."""
+    HIGH_THROUGHPUT = "high-throughput"
+    """Work saved by prefix hits and streams not pushed out count more than this request's wait."""
+    COST_OPTIMAL = "cost-optimal"
+    """Busy engines are filled up to the target first, so that idle ones can be scaled away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +45,16 @@ class PlacementRequest:
     """Only engines of this domain; None for any."""
     held_tokens: Mapping[int, int] | None = None
     """Per engine: the leading tokens whose KV it has already or can load without computing."""
+    preference: Preference = Preference.BALANCED
+    preferred_domains: frozenset[int] = frozenset()
+    """Domains that a hint asks for: theirs come first while they can take it. Empty for any."""
+    contiguous: bool = False
+    """KV memory in one piece is preferred."""
+    refusable: bool = False
+    """Admission control: it may be refused when every engine would be overloaded. Never set for a
+    stream that runs already."""
+    explain: bool = False
+    """Put the parts of the score into the decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +63,14 @@ class Decision:
 
     engine: int
     score: float
-    """The policy's figure for it; smaller is better. Seconds for ExpectedWait."""
+    """The policy's figure for it; smaller is better. Seconds for ExpectedWait and ZeroLayer."""
     runner_up: int | None
     """The engine that would come next; None when there was one candidate."""
     reason: str
-    """Policy name, and `:suspect` when only suspect engines were left."""
+    """Policy name; `:suspect` when only suspect engines were left, `:hot` when only hot ones,
+    `:overload` when each would be overloaded."""
+    parts: Mapping[str, float] | None = None
+    """What the score is made of, where the request asked for it."""
 
 
 class Policy(Protocol):
@@ -53,8 +83,34 @@ class Policy(Protocol):
         ...
 
 
+def eligible_engines(
+    fleet: FleetState, request: PlacementRequest, exclude: frozenset[int]
+) -> tuple[Bools | None, str]:
+    """Engines that may take `request` (None when there is none), and `:suspect` when only suspect
+    ones may. The array may be the fleet's own: do not write into it."""
+    eligible = fleet.accepts
+    if exclude or request.domain is not None:
+        eligible = eligible.copy()
+        for engine in exclude:
+            if 0 <= engine < fleet.engines:
+                eligible[engine] = False
+        if request.domain is not None:
+            eligible &= fleet.domain == request.domain
+    healthy = eligible & ~fleet.suspect
+    if holds_any(healthy):
+        return healthy, ""
+    if holds_any(eligible):
+        return eligible, ":suspect"
+    return None, ""
+
+
+def holds_any(mask: Bools) -> bool:
+    """`mask.any()`, in a third of its time on small arrays."""
+    return bool(mask[mask.argmax()])
+
+
 class Rotation:
-    """Eligibility and fair ties, shared by all policies. Buffers live as long as the policy."""
+    """Fair ties, shared by policies that score. Buffers live as long as the policy."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -66,14 +122,20 @@ class Rotation:
     ) -> Decision | None:  # fmt: skip
         """The best by `scores`; within `tie` of it the one with the fewest streams, then by
         turns."""
-        eligible, reason = self._eligible(fleet, request, exclude)
+        eligible, suffix = eligible_engines(fleet, request, exclude)
         if eligible is None:
             return None
-        masked = np.where(eligible, scores, np.inf)
+        return self.pick_among(fleet, eligible, scores, tie, suffix)
+
+    def pick_among(
+        self, fleet: FleetState, among: Bools, scores: Floats, tie: float, suffix: str
+    ) -> Decision | None:
+        """The same among the engines of `among`; None when no score there is finite."""
+        masked = np.where(among, scores, np.inf)
         best = masked[masked.argmin()]
         if best == np.inf:
             return None
-        limit = best + min(tie * best, TIE_SECONDS_MAX)
+        limit = best + min(tie * abs(best), TIE_SECONDS_MAX) + SAME_SCORE
         load = np.where(masked <= limit, fleet.running_requests, np.inf)
         engine = self._by_turns(load == load[load.argmin()])
         score = float(masked[engine])
@@ -81,25 +143,7 @@ class Rotation:
         second = int(masked.argmin())
         runner_up = second if masked[second] != np.inf else None
         self._next = engine + 1
-        return Decision(engine, score, runner_up, reason)
-
-    def _eligible(
-        self, fleet: FleetState, request: PlacementRequest, exclude: frozenset[int]
-    ) -> tuple[Bools | None, str]:
-        eligible = fleet.accepts
-        if exclude or request.domain is not None:
-            eligible = eligible.copy()
-            for engine in exclude:
-                if 0 <= engine < fleet.engines:
-                    eligible[engine] = False
-            if request.domain is not None:
-                eligible &= fleet.domain == request.domain
-        healthy = eligible & ~fleet.suspect
-        if healthy.any():
-            return healthy, self._name
-        if eligible.any():
-            return eligible, self._name + ":suspect"
-        return None, ""
+        return Decision(engine, score, runner_up, self._name + suffix)
 
     def _by_turns(self, tied: Bools) -> int:
         after = tied[self._next :]
