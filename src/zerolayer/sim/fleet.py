@@ -5,8 +5,8 @@ Events at one time are taken in the order of their kind, engine and number. The 
 never suspend, as no port here does, and are run to their end on the spot.
 """
 
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from heapq import heappop, heappush
 from random import Random
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from zerolayer.core.engine_state import EngineEvent
 from zerolayer.core.outcome import Outcome
-from zerolayer.dispatch.policies import Policy
+from zerolayer.dispatch.policies import PlacementRequest, Policy
 from zerolayer.sim.clients import Clients, EventLog
 from zerolayer.sim.engine import SimEngine
 from zerolayer.sim.faults import FaultPlan
@@ -25,7 +25,7 @@ from zerolayer.sim.reports import Reports
 from zerolayer.sim.samples import Samples
 from zerolayer.sim.sequence import Seq, SimOutput, SimRequest, request_of
 from zerolayer.sim.traces import Trace
-from zerolayer.stitch.driver import DriverHooks, FleetDriver, Owned, SubmitOrder
+from zerolayer.stitch.driver import DriverHooks, FleetDriver, SubmitOrder
 
 CLOCK_START_S = 1.0
 """The driver takes a time of 0 for "never"."""
@@ -107,6 +107,7 @@ class SimFleet:
             restored_tokens=_restored,
             abandoned=_never_abandoned,
             why_not_resumable=_always_resumable,
+            refined=self._refined,
         )
         self.driver = FleetDriver(setup.engines, setup.policy, self.clock, hooks)
         self.reports = Reports(self.driver, self.engines, setup.profile, watch=setup.watch)
@@ -247,15 +248,17 @@ class SimFleet:
         row = int(stream_id.partition("r")[0])
         self.clients.lost(self._requests.pop(row), self.now)
 
-    def _held(self, owned: Owned) -> Mapping[int, int] | None:
-        """Per engine: leading tokens of a stream that it holds, or can load."""
-        request: SimRequest = owned.request
-        if owned.sources and not owned.by_prefill and request.committed:
-            return dict.fromkeys(range(self.setup.engines), request.committed)
+    def _refined(self, request: SimRequest, wanted: PlacementRequest) -> PlacementRequest:
+        """With the leading tokens that engines hold of the prompt, or can load from snapshots: what
+        a router knows from the engines' KV events."""
+        if request.committed and not self.setup.by_prefill:
+            loads = dict.fromkeys(range(self.setup.engines), request.committed)
+            return replace(wanted, held_tokens=loads)
         if not request.blocks:
-            return None
+            return wanted
+        tokens = self.setup.trace.block_tokens
         held = self.index.leading_blocks(request.blocks)
-        return {slot: count * self.setup.trace.block_tokens for slot, count in held.items()}
+        return replace(wanted, held_tokens={slot: n * tokens for slot, n in held.items()})
 
     def _sample(self) -> None:
         self.samples.take(self.now)

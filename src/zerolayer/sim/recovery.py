@@ -8,11 +8,11 @@
 
 Ours are measured on the CPU fleet (`docs/figures.md`: death noticed after 18-22 ms, freeze after
 105-111 ms) with room for a busy box; 600 ms for a hang that still uses its cores is the adaptive
-bound of `stitch.stall` passed three times. Dynamo's migration and timer are on, which is
-not its default, and 1 s is the smallest value that the timer takes (as run, see the project's survey of peers: worst gap 56-105 ms after a kill, 1.0-1.08 s after a
-freeze). A frozen engine under `retry` keeps its streams until it wakes; a hanging one until a
-progress check of 30 s to 10 min ends it. Ours ends it 30 s after it was found (`restart_after_s`),
-Dynamo's by the same check as the others.
+bound of `stitch.stall` passed three times. Dynamo has its migration and its timer on, which is not
+its default, and the timer's smallest value (as run: worst gap 56-105 ms after a kill, 1.0-1.08 s
+after a freeze). Under `retry` a frozen engine keeps its streams until it wakes, a hanging one until
+a progress check of 30 s to 10 min ends it. Ours ends it 30 s after it was found
+(`restart_after_s`), Dynamo's by the same check as the others.
 
 An idle engine owes no work: that it is frozen or hangs is seen when it gets some.
 """
@@ -50,7 +50,7 @@ REACTIONS = {
 }
 DIE_TOGETHER = frozenset({"vllm_dp"})
 """Policies of systems in which the death of one engine ends the whole server: vLLM's own data
-parallel mode (as run, see the survey of peers)."""
+parallel mode (as run)."""
 
 
 def reaction_of(continuation: str) -> Reaction:

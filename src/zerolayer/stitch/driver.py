@@ -21,8 +21,10 @@ from zerolayer.core.limits import (
 )
 from zerolayer.core.outcome import Outcome
 from zerolayer.core.ports import Clock
+from zerolayer.dispatch.asked import Asked
 from zerolayer.dispatch.outlook import Outlook, Streams
 from zerolayer.dispatch.policies import PlacementRequest, Policy, expected_wait_s
+from zerolayer.stitch.moves import MoveRecord, MoveReply, PendingMove
 from zerolayer.stitch.stream import Phase, Stream
 
 NO_ENGINES: frozenset[int] = frozenset()
@@ -63,23 +65,13 @@ class EngineOutput(Protocol):
 
 
 @dataclass(slots=True)
-class PendingMove:
-    """A move whose first token has not come yet."""
-
-    source: int
-    reason: str
-    declared_ns: int
-    declared_unix: float
-    on_purpose: bool = False
-
-
-@dataclass(slots=True)
 class Owned:
     """A stream and what the driver needs beside its state machine."""
 
     stream: Stream
     request: Any
     by_prefill: bool = False  # continue without the snapshot (for comparison)
+    asked: Asked | None = None  # its placement wishes, which hold for each of its placements
     sources: list[str] = field(default_factory=list)
     arrived_ns: int = 0
     waiting_since_ns: int = 0
@@ -92,31 +84,8 @@ class Owned:
     predicted_ttft_s: float = 0.0  # when it was first placed; 0 where not predicted
 
 
-@dataclass(frozen=True, slots=True)
-class MoveRecord:
-    """A finished move, for the status page."""
-
-    stream: str
-    source: str
-    target: str
-    reason: str
-    delivered_tokens: int
-    context_tokens: int
-    restored_tokens: int
-    declared_unix: float
-    after_declared_ms: float
-    gap_ms: float
-    """From the token before the move (from the request's arrival, if none) to the one after it."""
-    on_purpose: bool
-
-
-@dataclass(frozen=True, slots=True)
-class MoveReply:
-    """What became of an order to move streams."""
-
-    moved: tuple[str, ...]
-    stayed: dict[str, str]
-    """Stream id: why it could not go."""
+def _nothing_more(request: Any, wanted: PlacementRequest) -> PlacementRequest:
+    return wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +100,9 @@ class DriverHooks:
     """Whether an output says that the engine gave the stream up by itself (it is shutting down)."""
     why_not_resumable: Callable[[Any, int], str | None]
     """(request, delivered tokens): why it cannot be continued elsewhere, or None if it can."""
+    refined: Callable[[Any, PlacementRequest], PlacementRequest] = _nothing_more
+    """(request, what the driver wants for it): the same with what else is known of the request,
+    such as the prefix that engines hold of it."""
 
 
 @dataclass
@@ -178,7 +150,10 @@ class FleetDriver:
 
     # -- streams come and go --------------------------------------------------------------------
 
-    async def add(self, stream_id: str, request: Any, prompt_tokens: int, by_prefill: bool) -> int:
+    async def add(
+        self, stream_id: str, request: Any, prompt_tokens: int, by_prefill: bool,
+        asked: Asked | None = None,
+    ) -> int:  # fmt: skip
         """Take a new stream and send it to an engine, or let it wait for one.
 
         Returns the nanoseconds from here until the engine's queue had it. Raises `EngineError`
@@ -187,7 +162,8 @@ class FleetDriver:
         if len(self.owned) >= STREAMS_MAX:
             raise EngineError(f"{STREAMS_MAX} streams are in flight; this one is refused")
         began = self._clock.monotonic_ns()
-        owned = Owned(Stream(stream_id, prompt_tokens), request, by_prefill, arrived_ns=began)
+        owned = Owned(Stream(stream_id, prompt_tokens), request, by_prefill, asked)
+        owned.arrived_ns = began
         self.owned[stream_id] = owned
         self.totals.streams += 1
         self.outlook.arrived(began, prompt_tokens)
@@ -436,6 +412,8 @@ class FleetDriver:
             if decision is None or port is None:
                 self._wait(owned)
                 return
+            if owned.asked is not None:
+                owned.asked.decision = owned.asked.decision or decision
             if await self._send(owned, decision.engine, wanted):
                 return
             exclude |= {decision.engine}
@@ -481,7 +459,9 @@ class FleetDriver:
 
     def _wanted(self, owned: Owned) -> PlacementRequest:
         remaining = int(self.outlook.expected_output(len(owned.stream.delivered)))
-        return PlacementRequest(owned.stream.context_tokens, remaining)
+        wanted = PlacementRequest(owned.stream.context_tokens, remaining)
+        wanted = self._hooks.refined(owned.request, wanted)
+        return wanted if owned.asked is None else owned.asked.wanted(wanted)
 
     def _assign(self, owned: Owned, engine: int, wanted: PlacementRequest) -> SubmitOrder:
         stream = owned.stream
