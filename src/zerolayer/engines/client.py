@@ -12,6 +12,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from zerolayer.core.errors import EngineError
 from zerolayer.core.outcome import Outcome
+from zerolayer.dispatch.asked import asked
 from zerolayer.engines.fleet import Fleet
 from zerolayer.engines.port import PortClient
 from zerolayer.engines.supervisor import LiveEngine
@@ -48,7 +49,9 @@ class FleetClient(EngineCoreClient):
             tokens = len(prompt)
         else:
             tokens = request.prompt_embeds.shape[0] if request.prompt_embeds is not None else 0
-        spent_ns = await self._driver.add(request.request_id, request, tokens, by_prefill)
+        spent_ns = await self._driver.add(
+            request.request_id, request, tokens, by_prefill, asked.get()
+        )
         dispatch_time_ms.set(spent_ns / 1e6)
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerolayer.arena.board import CoreState
 from zerolayer.core.ids import engine_name
-from zerolayer.stitch.driver import MoveRecord
+from zerolayer.stitch.moves import MoveRecord
 
 if TYPE_CHECKING:
     from zerolayer.engines.fleet import Fleet

@@ -9,7 +9,8 @@ from zerolayer.arena.board import CoreState
 from zerolayer.core.engine_state import EngineEvent, EngineLife
 from zerolayer.core.fleet_state import EngineReport, FleetState
 from zerolayer.engines.status import status_of
-from zerolayer.stitch.driver import MoveRecord, Totals
+from zerolayer.stitch.driver import Totals
+from zerolayer.stitch.moves import MoveRecord
 
 FIELDS = {
     "instance", "url", "model", "started", "snapshots", "engines", "streams", "totals", "dispatch",
