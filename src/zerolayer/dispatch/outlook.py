@@ -3,7 +3,7 @@
 Utilisation and memory are as `request_cost` defines them. A forecast is the sum of three parts:
 streams that run (they survive as `OutputLengths` say and grow by a token a step), streams that wait
 (the backlog is worked off in order at one second per second), and streams that are still to come
-(`inflow.forecast`, shared out as placements were lately).
+(`Inflow.forecast`, shared out as placements were lately).
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from zerolayer.core.fleet_state import HORIZON_S, FleetState, Floats, Ints
-from zerolayer.dispatch.inflow import HISTORY_S, InflowHistory, forecast
+from zerolayer.dispatch.inflow import HISTORY_S, Inflow
 from zerolayer.dispatch.output_lengths import OutputLengths
 from zerolayer.dispatch.policies.base import PlacementRequest, Policy
 from zerolayer.dispatch.request_cost import (
@@ -66,7 +66,7 @@ class Outlook:
 
     def __init__(self, engines: int) -> None:
         self.lengths = OutputLengths()
-        self.inflow = InflowHistory()
+        self.inflow = Inflow()
         self.ttft_errors = PredictionErrors()
         """Predicted against actual TTFT of placements."""
         self._refreshed_ns: int | None = None
@@ -223,7 +223,7 @@ class Outlook:
     ) -> tuple[Floats, Floats, Floats]:
         """Per engine and window: seconds of prefill that arrive, streams of them that decode, and
         the KV tokens that those hold."""
-        expected = forecast(self.inflow.per_second(now_ns))
+        expected = self.inflow.forecast(now_ns)
         share = self._shares(fleet)[:, None]
         arriving_s = share * expected[:, 1] * (self._computed / self._prompted)
         arriving_s = arriving_s * fleet.prefill_s_per_token[:, None]
