@@ -6,7 +6,8 @@
     │   ├── ArenaSpaceError  not enough room in shared memory: needed, free, and the fix
     │   └── RuntimeDirError  the runtime directory is not safely ours
     ├── TableError           a shared table cannot be used
-    └── EngineError          an engine could not be started or failed for good
+    ├── EngineError          an engine could not be started or failed for good
+    └── SimulationError      a simulated run could not be done
 
 Our own bugs are assertions, expected results are return values; these are the world's faults. An
 exception of a library is mapped once, where it is caught, with `raise ... from cause`.
@@ -60,3 +61,7 @@ class TableError(ZeroLayerError):
 
 class EngineError(ZeroLayerError):
     """An engine could not be started, or failed and was given up."""
+
+
+class SimulationError(ZeroLayerError):
+    """A simulated run was refused, or the process that did it ended."""
