@@ -133,9 +133,13 @@ class ArenaLedger:
         )
         return True
 
-    def begin_step(self) -> None:
-        """Renews the budget of whole blocks. Once per engine step, before its `advance` calls."""
-        self._budget = self._blocks_per_step
+    def begin_step(self, prefilled_blocks: int = 0) -> None:
+        """Renews the budget of whole blocks. Once per engine step, before its `advance` calls.
+
+        `prefilled_blocks`: blocks that the step itself computes. They come on top: to copy a block
+        takes a small share of computing it, and what is not copied is computed again after a kill.
+        """
+        self._budget = self._blocks_per_step + prefilled_blocks
 
     def advance(
         self,

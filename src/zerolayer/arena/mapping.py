@@ -11,6 +11,7 @@ import platform
 import stat
 import threading
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -187,6 +188,13 @@ class ArenaFile(MappedFile):
         assert 0 <= page < self.geometry.page_count
         offset = self.geometry.page_offset(page)
         return self.memory[offset : offset + self.geometry.page_bytes]
+
+    def read_page(self, page: int, parts: Sequence[Any]) -> bool:
+        """Copy one page into contiguous arrays one after the other; False when it ends early."""
+        assert 0 <= page < self.geometry.page_count
+        return os.preadv(self.fd, parts, self.geometry.page_offset(page)) == (
+            self.geometry.page_bytes
+        )
 
 
 class Mover(Protocol):

@@ -7,7 +7,7 @@ checked: what does not fit is "no match". The caller copies pages and then asks 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,6 +112,13 @@ class ArenaReader:
     def page_view(self, page: int) -> Bytes:
         """The bytes of one page of a `SlotView`, [page_bytes] uint8, read-only."""
         return self.file.page_view(page)
+
+    def read_page(self, page: int, parts: Sequence[Any]) -> bool:
+        """Fill contiguous arrays, together as long as a page, with one page of a `SlotView`.
+
+        Spares the page faults of a new mapping. False when the file is shorter than it was.
+        """
+        return self.file.read_page(page, parts)
 
     def unchanged(self, slot: SlotView, pages: Sequence[int] | None = None) -> bool:
         """Whether these pages of the slot (default: all) still are what the slot means by them.

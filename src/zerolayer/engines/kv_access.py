@@ -28,6 +28,9 @@ class KvAccess(Protocol):
     def write_block(self, block: int, data: Elements) -> None:
         """Overwrite a block with [layers, block elements]."""
 
+    def block_memory(self, block: int) -> list[Elements]:
+        """The block's own memory, layer by layer; empty where it is not in this process."""
+
 
 class CpuKvAccess:
     """KV caches that live in this process's memory: views, no copies but the wanted one."""
@@ -60,6 +63,10 @@ class CpuKvAccess:
         for view, layer in zip(self._views, data, strict=True):
             view[block] = layer
 
+    def block_memory(self, block: int) -> list[Elements]:
+        """See `KvAccess`."""
+        return [view[block] for view in self._views]
+
 
 class DeviceKvAccess:
     """KV caches on an accelerator: the wanted elements are gathered there, then copied over."""
@@ -88,6 +95,10 @@ class DeviceKvAccess:
         source = torch.from_numpy(data.view(f"i{self.itemsize}").copy()).to(self._device)
         for view, layer in zip(self._views, source, strict=True):
             view[block].copy_(layer)
+
+    def block_memory(self, block: int) -> list[Elements]:
+        """See `KvAccess`."""
+        return []
 
     def _fetch(self, gathered: torch.Tensor) -> Elements:
         fetched: Elements = gathered.cpu().numpy().view(_UNSIGNED[self.itemsize])

@@ -11,7 +11,8 @@ from zerolayer.arena.layout import ArenaGeometry
 CONFIG_KEY = "zerolayer"
 #: Streams that may have a snapshot in one engine at a time.
 SLOTS_PER_ENGINE = 1024
-#: Whole blocks that one step may copy: about 6 MB for the small packaged model (1-2 ms).
+#: Whole blocks that one step may copy beside those that it computes: about 6 MB for the small
+#: packaged model (1-2 ms).
 FULL_BLOCKS_PER_STEP = 8
 
 

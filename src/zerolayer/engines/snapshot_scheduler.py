@@ -119,8 +119,10 @@ class SnapshotScheduler:
         orders = StepOrders(loads=self._loads)
         self._loads = []
         if self._ledger is not None:
-            self._ledger.begin_step()
-            for request_id, count in scheduled.num_scheduled_tokens.items():
+            counts = scheduled.num_scheduled_tokens
+            block_tokens = self._ledger.geometry.block_tokens
+            self._ledger.begin_step(sum(count // block_tokens for count in counts.values()))
+            for request_id, count in counts.items():
                 order = self._save_order(request_id, self._computed_before(request_id), count)
                 if order is not None:
                     orders.saves.append(order)

@@ -1,6 +1,9 @@
 """The connector's worker side: copies KV blocks into this engine's arena and out of others'."""
 
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,9 @@ from zerolayer.engines.settings import (
     unsupported_reason,
 )
 from zerolayer.engines.traffic import SnapshotTraffic, path_bytes_per_s
+
+#: Threads that load a moved stream's pages: two copy 79 MB in 15 ms, one in 22 to 28.
+LOAD_THREADS = 2
 
 logger = init_logger("vllm.zerolayer.snapshot_worker")
 
@@ -166,19 +172,33 @@ class SnapshotWorker:
         reader = ArenaReader.open_or_none(path, self._fingerprint)
         if reader is None or self._kv is None:
             return False
-        kv = self._kv
-        dtype = np.dtype(f"u{kv.itemsize}")
-        for block, page in zip(order.block_ids, order.pages, strict=True):
-            data = reader.page_view(page).view(dtype).reshape(kv.layers, kv.block_elements)
-            kv.write_block(block, data)
-            if self._traffic is not None:
-                self._traffic.loaded(data.nbytes)
-        intact = reader.unchanged(_slot_of(order))
+        pairs = list(zip(order.block_ids, order.pages, strict=True))
+        shares = [pairs[first::LOAD_THREADS] for first in range(LOAD_THREADS)]
+        copy = partial(_copy_pages, reader, self._kv)
+        with ThreadPoolExecutor(LOAD_THREADS) as pool:
+            complete = all(pool.map(copy, shares))
+        if self._traffic is not None:
+            self._traffic.loaded(len(pairs) * reader.geometry.page_bytes)
+        intact = complete and reader.unchanged(_slot_of(order))
         logger.info(
             "Loaded %d blocks of %s from %s in %.1f ms%s", len(order.pages), order.request_id,
             path.name, 1e3 * (time.perf_counter() - began), "" if intact else ", but they changed",
         )  # fmt: skip
         return intact
+
+
+def _copy_pages(reader: ArenaReader, kv: KvAccess, pairs: Sequence[tuple[int, int]]) -> bool:
+    """Copy (block, page) pairs; False when the file has become shorter."""
+    dtype = np.dtype(f"u{kv.itemsize}")
+    for block, page in pairs:
+        memory = kv.block_memory(block)
+        if memory:
+            if not reader.read_page(page, memory):
+                return False
+        else:
+            data = reader.page_view(page).view(dtype).reshape(kv.layers, kv.block_elements)
+            kv.write_block(block, data)
+    return True
 
 
 def _compile_nothing_when_eager(vllm_config: Any) -> None:

@@ -2,6 +2,7 @@ import os
 from pathlib import Path
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 
@@ -228,3 +229,21 @@ def test_prefault_changes_nothing_and_works_without_the_new_madvise(tmp_path: Pa
     reader = ArenaReader(path)
     reader.file.prefault()
     assert bytes(file.raw) == before
+
+
+def test_a_page_read_into_pieces_is_the_page_that_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    file = written_arena(path)
+    reader = ArenaReader(path, FINGERPRINT)
+    half = file.geometry.page_bytes // 2
+    pieces = [np.empty(half, np.uint8), np.empty(file.geometry.page_bytes - half, np.uint8)]
+    assert reader.read_page(1, pieces)
+    assert np.array_equal(np.concatenate(pieces), reader.page_view(1))
+
+
+def test_a_page_of_a_file_that_was_cut_short_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    file = written_arena(path)
+    reader = ArenaReader(path, FINGERPRINT)
+    os.truncate(path, file.geometry.page_offset(1) + 5)
+    assert not reader.read_page(1, [np.empty(file.geometry.page_bytes, np.uint8)])

@@ -66,6 +66,16 @@ def test_one_step_writes_no_more_blocks_than_its_budget_over_all_streams() -> No
     assert rest.watermark == 16
 
 
+def test_blocks_that_a_step_computes_are_committed_by_that_step() -> None:
+    ledger = ArenaLedger(small_geometry(), 1)
+    tokens = tokens_of(0)
+    ledger.open("s", 0)
+    ledger.begin_step(3)
+    plan = ledger.advance("s", 16, hashes_of(tokens, 16), tokens)
+    assert plan is not None
+    assert plan.watermark == 16
+
+
 def test_a_shared_prefix_is_stored_once_and_costs_no_budget() -> None:
     ledger = ArenaLedger(small_geometry(), 4)
     ledger.open("a", 0)
