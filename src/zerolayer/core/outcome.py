@@ -18,6 +18,9 @@ class Outcome(StrEnum):
     """No engine may run it as asked (too long, unknown parameter). Nothing was computed."""
     OVERLOADED = "overloaded"
     """A limit of this process was reached. The same request may pass later."""
+    REFUSED = "refused"
+    """Every engine is over its limits, and the operator wants new requests refused then. Nothing
+    was computed; the answer says when to come back."""
     ENGINES_LOST = "engines_lost"
     """No engine was left, and none came back in the time that streams wait for one."""
     NOT_RESUMABLE = "not_resumable"
@@ -50,6 +53,7 @@ _HTTP_STATUS = {
     Outcome.CLIENT_LEFT: 499,
     Outcome.REJECTED: 400,
     Outcome.OVERLOADED: 503,
+    Outcome.REFUSED: 429,
     Outcome.ENGINES_LOST: 503,
     Outcome.NOT_RESUMABLE: 500,
     Outcome.SHUT_DOWN: 503,

@@ -12,4 +12,6 @@ def test_only_a_finished_request_answers_200() -> None:
 
 def test_a_client_that_left_or_asked_for_too_much_is_no_fault_of_the_service() -> None:
     faultless = {outcome for outcome in Outcome if not outcome.is_fault}
-    assert faultless == {Outcome.FINISHED, Outcome.CLIENT_LEFT, Outcome.REJECTED}
+    assert faultless == {
+        Outcome.FINISHED, Outcome.CLIENT_LEFT, Outcome.REJECTED, Outcome.REFUSED,
+    }  # fmt: skip
