@@ -12,9 +12,9 @@ from zerolayer.dispatch.policies import Policy
 from zerolayer.dispatch.policies.registry import policy_entry
 from zerolayer.dispatch.policies.zerolayer import Weights
 from zerolayer.sim.capacity import capacity
-from zerolayer.sim.faults import Fault, FleetShape, plan_faults
+from zerolayer.sim.faults import Fault, FaultPlan, FleetShape, plan_faults
 from zerolayer.sim.fleet import FleetSetup, SimFleet
-from zerolayer.sim.profiles import EngineKind, FittedEngine, profile_of
+from zerolayer.sim.profiles import EngineKind, EngineProfile, FittedEngine, profile_of
 from zerolayer.sim.recovery import DIE_TOGETHER, Recovery
 from zerolayer.sim.results import RunKey, RunResult
 from zerolayer.sim.traces import Trace
@@ -57,15 +57,19 @@ def run(spec: RunSpec, progress: Callable[[float], None] | None = None) -> RunRe
     Raises ConfigError for a policy, kind or fault level that is not there, and for requests that
     do not fit.
     """
+    return run_fleet(fleet_of(spec), spec.key, progress)
+
+
+def run_fleet(
+    fleet: SimFleet, key: RunKey, progress: Callable[[float], None] | None = None
+) -> RunResult:
+    """Let everything happen to a fleet that is to happen, until every request has ended."""
     began = time.perf_counter()
-    fleet = _fleet(spec)
-    recovery = Recovery(
-        fleet, spec.key.continuation, together=spec.key.policy in DIE_TOGETHER
-    )  # fmt: skip
+    recovery = Recovery(fleet, key.continuation, together=key.policy in DIE_TOGETHER)
     fleet.run(progress)
     sample_s, util, mem = fleet.samples.arrays()
     return RunResult(
-        key=spec.key,
+        key=key,
         requests=fleet.clients.rows,
         sample_s=sample_s,
         util=util,
@@ -77,27 +81,32 @@ def run(spec: RunSpec, progress: Callable[[float], None] | None = None) -> RunRe
     )
 
 
-def _fleet(spec: RunSpec) -> SimFleet:
+def fleet_of(spec: RunSpec, plan: FaultPlan | None = None) -> SimFleet:
+    """The fleet of a run before its first event; `plan` instead of one that is drawn."""
     key, profile = spec.key, profile_of(spec.kind)
     longest = int((spec.trace.prompt_tokens + spec.trace.output_tokens).max())
     if longest > profile.context_tokens_max:
         fix = f"leave out what is longer than {profile.context_tokens_max} tokens"
         raise ConfigError("--trace", spec.trace.name, fix)
     trace = spec.trace.at_rate(spec.requests_per_s or offered_rate(spec))
-    shape = FleetShape(key.engines, profile.gpus, profile.restart_s)
-    horizon_s = HORIZON_FACTOR * trace.duration_s + HORIZON_EXTRA_S
     return SimFleet(
         FleetSetup(
             trace=trace,
             engines=key.engines,
             profile=profile,
             policy=_policy(spec),
-            plan=plan_faults(key.faults, shape, key.seed, horizon_s),
+            plan=plan or _draw(key, profile, trace.duration_s),
             seed=key.seed,
             by_prefill=key.continuation == "reprefill",
             watch=key.continuation == "snapshot",
         )
     )
+
+
+def _draw(key: RunKey, profile: EngineProfile, duration_s: float) -> FaultPlan:
+    shape = FleetShape(key.engines, profile.gpus, profile.restart_s)
+    horizon_s = HORIZON_FACTOR * duration_s + HORIZON_EXTRA_S
+    return plan_faults(key.faults, shape, key.seed, horizon_s)
 
 
 def _policy(spec: RunSpec) -> Policy:
