@@ -8,7 +8,7 @@ from importlib import metadata
 import typer
 
 import zerolayer
-from zerolayer.cli import bench, chaos, demo, maps, serve, simulate, status
+from zerolayer.cli import bench, chaos, demo, maps, serve, simulate, status, tune
 from zerolayer.cli.parsing import RootGroup
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.add_typer(chaos.app, name="chaos")
 app.add_typer(maps.app, name="maps")
 app.add_typer(bench.app, name="bench")
 app.add_typer(simulate.app)
+app.add_typer(tune.app)
 
 
 @app.command()

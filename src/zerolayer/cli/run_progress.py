@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,3 +34,40 @@ def run_progress(console: "Console", runs: float) -> Iterator[Callable[[float, s
             progress.update(task, completed=done, description=what)
 
         yield watch
+
+
+class TimeProgress:
+    """A bar over time that is given, with how many candidates were tried and the best score."""
+
+    def __init__(self, console: "Console", seconds: float) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=console, transient=True)
+        self._task = self._progress.add_task("starting", total=seconds)
+        self._stage = ""
+        self._tried = 0
+        self._best = float("inf")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def now_at(self, stage: str) -> None:
+        """What is done now, in words."""
+        self._stage = stage
+        self.look(0.0)
+
+    def tried(self, score: float) -> None:
+        """One more candidate has this score."""
+        self._tried += 1
+        self._best = min(self._best, score)
+        self._stage = f"{self._tried} candidates, best {self._best:+.3f}"
+
+    def look(self, _runs: float) -> None:
+        """Some runs went on."""
+        elapsed = self._progress.tasks[0].elapsed or 0.0
+        self._progress.update(self._task, description=self._stage, completed=elapsed)

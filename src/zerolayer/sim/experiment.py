@@ -1,9 +1,8 @@
 """All cells of a plan: runs in parallel, and of each cell its report alone is kept."""
 
 from collections.abc import Callable, Generator
-from contextlib import closing
 
-from zerolayer.sim.parallel import RunTask, simulate_all
+from zerolayer.sim.parallel import RunTask, Simulators
 from zerolayer.sim.plan import Plan
 from zerolayer.sim.results import RunResult
 from zerolayer.sim.series import CellReport, cell_report
@@ -38,8 +37,8 @@ def simulate_plan(plan: Plan, jobs: int, watch: Watch) -> Generator[CellReport, 
     def look(done: float) -> None:
         watch(done, titles[min(current, len(titles) - 1)])
 
-    with closing(simulate_all(tasks, jobs, look)) as results:
-        for number, result in results:
+    with Simulators(min(jobs, len(tasks))) as simulators:
+        for number, result in simulators.work(tasks, look):
             at, policy = places[number]
             kept[at][policy].append(result)
             while current < len(kept) and sum(map(len, kept[current])) == size:

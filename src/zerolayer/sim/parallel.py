@@ -6,14 +6,14 @@ than the run that it is at.
 """
 
 import signal
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing import connection, get_context
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
-from typing import Any
+from typing import Any, Self
 
 from zerolayer.core.errors import SimulationError, ZeroLayerError
 from zerolayer.dispatch.policies.zerolayer import Weights
@@ -63,28 +63,69 @@ def prepared(name: str, requests: int, kind: EngineKind) -> tuple[Trace, float]:
     return trace, capacity(profile_of(kind), trace)
 
 
-def simulate_all(
-    tasks: Sequence[RunTask], jobs: int, watch: Watch
-) -> Generator[tuple[int, RunResult], None, None]:
-    """Every task's number and result, in the order in which they end.
+class Simulators:
+    """Processes that do runs, kept between one list of tasks and the next.
 
-    Close the generator to end the workers early. Raises SimulationError when a run was refused or
-    its process ended.
+    With one job, runs are done in this process. Use it as a context manager: its end ends the
+    processes, also in the middle of a run.
     """
-    if jobs == 1 or len(tasks) == 1:
+
+    def __init__(self, jobs: int) -> None:
+        self._jobs = jobs
+        self._workers: dict[Connection, _Worker] = {}
+        self._shares: Any = None
+
+    def __enter__(self) -> Self:
+        if self._jobs > 1:
+            context = get_context("spawn")
+            self._shares = context.RawArray("d", self._jobs)
+            for slot in range(self._jobs):
+                worker = _Worker(context, self._shares, slot)
+                self._workers[worker.pipe] = worker
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers.values():
+            worker.pipe.close()
+            worker.process.terminate()
+        for worker in self._workers.values():
+            worker.process.join(END_S)
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join(END_S)
+        self._workers.clear()
+
+    def work(self, tasks: Sequence[RunTask], watch: Watch) -> Iterator[tuple[int, RunResult]]:
+        """Every task's number and result, in the order in which they end.
+
+        Raises SimulationError when a run was refused in its process, or the process ended.
+        """
+        if self._workers:
+            yield from self._work(tasks, watch)
+            return
         for number, task in enumerate(tasks):
             yield number, simulate(task, _beyond(number, watch))
             watch(number + 1)
-        return
-    context = get_context("spawn")
-    shares = context.RawArray("d", len(tasks))
-    crew = _Crew([_Worker(context, shares) for _ in range(min(jobs, len(tasks)))])
-    try:
-        for number, result in crew.work(tasks, lambda: watch(sum(shares))):
-            shares[number] = 1.0
-            yield number, result
-    finally:
-        crew.end()
+
+    def _work(self, tasks: Sequence[RunTask], watch: Watch) -> Iterator[tuple[int, RunResult]]:
+        waiting = list(enumerate(tasks))[::-1]
+        busy: list[Connection] = []
+        for pipe in self._workers:
+            if waiting:
+                pipe.send(waiting.pop())
+                busy.append(pipe)
+        done = 0
+        while busy:
+            ready = set(connection.wait(busy, POLL_S))
+            for pipe in [pipe for pipe in busy if pipe in ready]:
+                number, result = self._workers[pipe].answer()
+                if waiting:
+                    pipe.send(waiting.pop())
+                else:
+                    busy.remove(pipe)
+                done += 1
+                yield number, result
+            watch(done + sum(self._shares))
 
 
 def _beyond(done: int, watch: Watch) -> Watch:
@@ -94,10 +135,10 @@ def _beyond(done: int, watch: Watch) -> Watch:
 class _Worker:
     """A process and this end of its pipe."""
 
-    def __init__(self, context: Any, shares: Any) -> None:
+    def __init__(self, context: Any, shares: Any, slot: int) -> None:
         self.pipe, theirs = context.Pipe()
         self.process: SpawnProcess = context.Process(
-            target=_serve, args=(theirs, shares), daemon=True
+            target=_serve, args=(theirs, shares, slot), daemon=True
         )
         self.process.start()
         theirs.close()
@@ -117,56 +158,21 @@ class _Worker:
         return number, result
 
 
-class _Crew:
-    """Hands tasks to workers as they become free."""
-
-    def __init__(self, workers: Sequence[_Worker]) -> None:
-        self._workers = {worker.pipe: worker for worker in workers}
-
-    def work(
-        self, tasks: Sequence[RunTask], look: Callable[[], None]
-    ) -> Iterator[tuple[int, RunResult]]:
-        """See `simulate_all`. `look` is called every POLL_S and after each result."""
-        waiting = list(enumerate(tasks))[::-1]
-        busy: list[Connection] = []
-        for pipe in self._workers:
-            if waiting:
-                pipe.send(waiting.pop())
-                busy.append(pipe)
-        while busy:
-            for pipe in connection.wait(busy, POLL_S):
-                assert isinstance(pipe, Connection)
-                number, result = self._workers[pipe].answer()
-                if waiting:
-                    pipe.send(waiting.pop())
-                else:
-                    busy.remove(pipe)
-                yield number, result
-            look()
-
-    def end(self) -> None:
-        """End every worker, also one in the middle of a run."""
-        for worker in self._workers.values():
-            worker.pipe.close()
-            worker.process.terminate()
-        for worker in self._workers.values():
-            worker.process.join(END_S)
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join(END_S)
-
-
-def _serve(pipe: Connection, shares: Any) -> None:
-    """A worker's life. Ctrl-C is its parent's to answer."""
+def _serve(pipe: Connection, shares: Any, slot: int) -> None:
+    """A worker's life: `shares[slot]` is how much of its run it has done. Ctrl-C is its parent's
+    to answer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def progress(share: float) -> None:
+        shares[slot] = share
+
     with suppress(EOFError, ConnectionError):
         while True:
             number, task = pipe.recv()
-
-            def progress(share: float, at: int = number) -> None:
-                shares[at] = share
-
             try:
-                pipe.send((number, simulate(task, progress)))
+                answer = simulate(task, progress)
             except ZeroLayerError as error:
                 pipe.send((number, str(error)))
+            else:
+                shares[slot] = 0.0
+                pipe.send((number, answer))

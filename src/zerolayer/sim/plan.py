@@ -30,6 +30,7 @@ class Plan:
     utilisations: tuple[float, ...] = (0.7,)
     faults: tuple[str, ...] = ("base",)
     seeds: int = 5
+    first_seed: int = 0
     requests: int = 0
     """The first so many of each trace; 0 for all."""
     engines: int = 16
@@ -67,9 +68,10 @@ class Plan:
 
     def tasks(self, cell: Cell) -> list[list[RunTask]]:
         """The runs of a cell: per policy, one per seed."""
-        return [
-            [self._task(cell, name, seed) for seed in range(self.seeds)] for name in self.policies
-        ]
+        return [[self._task(cell, name, seed) for seed in self._seeds()] for name in self.policies]
+
+    def _seeds(self) -> range:
+        return range(self.first_seed, self.first_seed + self.seeds)
 
     def _task(self, cell: Cell, policy: str, seed: int) -> RunTask:
         own = policy_entry(policy).continuation.value

@@ -64,7 +64,7 @@ class CellReport:
 
 def cell_report(per_policy: Sequence[Sequence[RunResult]]) -> CellReport:
     """What stays of a cell. `per_policy`: the runs of each policy, one per seed."""
-    first = per_policy[0][0]
+    first = min(per_policy[0], key=lambda run: run.key.seed)
     arrivals = first.requests["arrival_s"]
     lasted_s = max(1e-9, float(arrivals[-1] - arrivals[0])) if len(arrivals) else 1.0
     return CellReport(

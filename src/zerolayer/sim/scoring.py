@@ -1,0 +1,92 @@
+"""Scores weights by running them: our tails in each cell against the best of some peers."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from zerolayer.dispatch.policies.zerolayer import Weights
+from zerolayer.sim.parallel import RunTask, Simulators
+from zerolayer.sim.plan import Plan
+from zerolayer.sim.results import RunResult
+from zerolayer.sim.statistics import Cell, quantile_of, seconds_of
+from zerolayer.sim.tune import TERMS, Scores, mean
+from zerolayer.sim.verdict import OURS
+
+PEERS = ("least_requests", "smg_least_load", "dynamo_kv", "expected_wait")
+"""What weights are measured against: one of each family that does well."""
+SECONDS_MAX = 1e4
+"""A quantile that a lost request makes infinite counts as this many seconds, so that its logarithm
+is a number."""
+SECONDS_MIN = 1e-4
+
+Tails = dict[tuple[str, float], float]
+"""Seconds of each of TERMS."""
+Watch = Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """The best peer of each cell, term by term."""
+
+    tails: Mapping[Cell, Tails]
+    names: Mapping[Cell, Mapping[tuple[str, float], str]]
+    """Which peer that is."""
+
+
+class Scoring:
+    """Runs our policy with given weights over all cells of a plan."""
+
+    def __init__(self, plan: Plan, simulators: Simulators, watch: Watch) -> None:
+        self._plan = plan
+        self._simulators = simulators
+        self._watch = watch
+
+    def baseline(self, peers: Sequence[str] = PEERS) -> Baseline:
+        """Run the peers. Raises ConfigError and SimulationError as runs do."""
+        by_peer = {peer: self._tails(peer, None) for peer in peers}
+        tails: dict[Cell, Tails] = {}
+        names: dict[Cell, dict[tuple[str, float], str]] = {}
+        for cell in self._plan.cells():
+            best = {
+                term: min(peers, key=lambda peer, c=cell, t=term: by_peer[peer][c][t])  # type: ignore[misc]
+                for term in TERMS
+            }
+            names[cell] = best
+            tails[cell] = {term: by_peer[peer][cell][term] for term, peer in best.items()}
+        return Baseline(tails, names)
+
+    def scores(self, weights: Weights, baseline: Baseline) -> Scores:
+        """Per trace, the mean of log(ours / best peer) over its cells and TERMS."""
+        logs: dict[str, list[float]] = defaultdict(list)
+        for cell, tails in self._tails(OURS, weights).items():
+            logs[cell.trace] += [
+                math.log(tails[term] / baseline.tails[cell][term]) for term in TERMS
+            ]
+        return {trace: mean(values) for trace, values in logs.items()}
+
+    def _tails(self, policy: str, weights: Weights | None) -> dict[Cell, Tails]:
+        plan = replace(self._plan, policies=(policy,), weights=weights)
+        tasks: list[RunTask] = []
+        cells: list[Cell] = []
+        for cell in plan.cells():
+            (runs,) = plan.tasks(cell)
+            tasks += runs
+            cells += [cell] * len(runs)
+        results: dict[Cell, list[RunResult]] = defaultdict(list)
+        for number, result in self._simulators.work(tasks, self._watch):
+            results[cells[number]].append(result)
+        return {cell: tails_of(results[cell]) for cell in plan.cells()}
+
+
+def tails_of(runs: Sequence[RunResult]) -> Tails:
+    """Quantiles over the requests of all runs together."""
+    rows = np.concatenate([run.requests for run in runs])
+    return {
+        (measure, share): min(
+            SECONDS_MAX, max(SECONDS_MIN, quantile_of(seconds_of(rows, measure), share))
+        )
+        for measure, share in TERMS
+    }
