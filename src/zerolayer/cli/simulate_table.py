@@ -7,7 +7,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from zerolayer.sim.report import cell_title
+from zerolayer.sim.report import cell_title, faults_line
 from zerolayer.sim.report_tables import percent, verdict_line
 from zerolayer.sim.series import CellReport
 from zerolayer.sim.statistics import Estimate, PolicyFigures, Standing, standings
@@ -58,8 +58,9 @@ def cell_table(report: CellReport, width: int) -> Table:
     wide = width >= WIDE
     columns = [column for column in COLUMNS if column.always or wide]
     table = Table(
-        title=cell_title(report), title_justify="left", caption=LEGEND, caption_justify="left",
-        box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False,
+        title=f"{cell_title(report)}; happened: {faults_line(report)}", title_justify="left",
+        caption=LEGEND, caption_justify="left", box=SIMPLE_HEAD, show_edge=False,
+        padding=(0, 1, 0, 0), pad_edge=False,
     )  # fmt: skip
     table.add_column("policy", no_wrap=True)
     for column in columns:

@@ -77,13 +77,19 @@ def cell_title(report: CellReport) -> str:
     return f"{cell.trace} at {cell.utilisation:.0%}, faults {cell.faults}, {cell.engines} engines"
 
 
+def faults_line(report: CellReport) -> str:
+    """How many faults of each kind there were, in words."""
+    return ", ".join(f"{count} {kind}" for kind, count in report.faults.items()) or "none"
+
+
 def _cell(report: CellReport, *, is_open: bool) -> str:
     peer = best_other(report.figures)
     runs, requests = report.figures[0].runs, report.figures[0].requests
     parts = [
         f"<summary>{escape(cell_title(report))}</summary>",
         f'<p class="soft">{runs} runs of each policy, {requests // max(1, runs):,} requests each '
-        f"at {report.requests_per_s:.3g} requests/s.</p>",
+        f"at {report.requests_per_s:.3g} requests/s over {report.lasted_s:,.0f} s. Faults in all "
+        f"runs of a policy together: {escape(faults_line(report))}.</p>",
         cell_table(report.figures),
         "<h3>Tails</h3>",
         '<p class="note">Share of requests (down, logarithmic) that took at least so long (across, '

@@ -22,6 +22,8 @@ def _cell(report: CellReport) -> dict[str, Any]:
         "faults": cell.faults,
         "engines": cell.engines,
         "requests_per_s": _number(report.requests_per_s),
+        "lasted_s": _number(report.lasted_s),
+        "faults_happened": report.faults,
         "digest": report.digest,
         "policies": [_policy(figures) for figures in report.figures],
         "verdicts": [

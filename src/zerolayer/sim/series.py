@@ -4,6 +4,7 @@ A run of an hour leaves a hundred thousand numbers; the report of all cells keep
 each policy, so the results themselves can be dropped as soon as a cell is done.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +59,10 @@ class CellReport:
     series: tuple[PolicySeries, ...]
     requests_per_s: float
     """Mean rate of arrivals of the first run."""
+    lasted_s: float
+    """Simulated seconds from the first arrival to the last of the first run."""
+    faults: dict[str, int]
+    """How many of each kind happened to the engines of the first policy, in all its runs."""
     digest: str
     """Hash over the event logs of the first policy's first run."""
 
@@ -67,11 +72,14 @@ def cell_report(per_policy: Sequence[Sequence[RunResult]]) -> CellReport:
     first = min(per_policy[0], key=lambda run: run.key.seed)
     arrivals = first.requests["arrival_s"]
     lasted_s = max(1e-9, float(arrivals[-1] - arrivals[0])) if len(arrivals) else 1.0
+    kinds = np.concatenate([run.faults["kind"] for run in per_policy[0]])
     return CellReport(
         cell_of(first),
         tuple(figures_of(runs) for runs in per_policy),
         tuple(series_of(runs) for runs in per_policy),
         len(arrivals) / lasted_s,
+        lasted_s,
+        dict(sorted(Counter(str(kind) for kind in kinds).items())),
         first.log_digest,
     )
 
