@@ -82,6 +82,9 @@ class FleetState:
         """Streams that one step can hold (`max_num_seqs`); more of them wait for a place."""
         self.kv_tokens = np.full(engines, np.inf)
         """KV capacity in tokens; infinite where it is not known yet."""
+        self.places = np.full(engines, 256.0)
+        """Streams that it can decode at once, 1 or more: `requests_max`, or fewer of the length that
+        streams have lately (`request_cost.decode_places`, renewed with the forecast)."""
         self.weight = np.ones(engines)
         """Static share that an operator gives an engine, relative to the others."""
         self.tokens_per_s = np.zeros(engines)
@@ -117,7 +120,7 @@ class FleetState:
 
     def set_capacity(self, engine: int, *, requests_max: int, kv_tokens: float) -> None:
         """What the engine said of itself when it came up."""
-        self.requests_max[engine] = max(1, requests_max)
+        self.requests_max[engine] = self.places[engine] = max(1, requests_max)
         self.kv_tokens[engine] = max(1.0, kv_tokens)
 
     def set_standing(self, engine: int, *, accepts: bool, suspect: bool = False) -> None:

@@ -8,7 +8,9 @@ import numpy as np
 
 from zerolayer.core.fleet_state import EngineReport, FleetState
 from zerolayer.core.ports import Rng
-from zerolayer.dispatch.policies import ExpectedWait, PlacementRequest, Policy
+from zerolayer.dispatch.outlook import Outlook, Streams
+from zerolayer.dispatch.policies import PlacementRequest, Policy
+from zerolayer.dispatch.policies.zerolayer import ZeroLayer
 
 DECISIONS = 20_000
 """Decisions per fleet size: the p99 then rests on 200 of them."""
@@ -16,20 +18,26 @@ WARM_UP = 500
 STREAMS_PER_ENGINE = 8
 """Streams that run at a time; the oldest ends for each one that starts."""
 PROMPT_TOKENS_MAX = 2_000
+OUTPUT_TOKENS_MAX = 256
+REFRESH_NS = 200_000_000
+"""Time that passes for the forecast between two refreshes."""
+LINK_USE_MAX = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class DispatchFigures:
-    """One fleet size. A decision is choose, and the fleet's counts brought up to date by it."""
+    """One fleet size. A decision is all of it: expected wait, expected load of the next seconds,
+    entropy, limits, and counts and forecast brought up to date by it. Not in it is the forecast's
+    own refresh, which runs a few times a second however many decisions there are."""
 
     engines: int
     decisions: int
     decisions_per_s: float
-    """Over the whole loop: choose, place, and the end of an older stream."""
+    """Over the whole loop: choose, place, forecast, and the end of an older stream."""
     p50_us: float
     p99_us: float
     max_us: float
-    """Of choose and place together, in microseconds."""
+    """Of choose, place and forecast together, in microseconds."""
     spread: int
     """Most minus fewest streams on an engine at the end."""
 
@@ -40,7 +48,7 @@ def measure_dispatch(
     rng: Rng,
     *,
     decisions: int = DECISIONS,
-    make_policy: Callable[[], Policy] = ExpectedWait,
+    make_policy: Callable[[], Policy] = ZeroLayer,
 ) -> list[DispatchFigures]:
     """Measure each fleet size in `engines`. `clock_ns` is a fine monotonic clock (perf_counter_ns).
 
@@ -54,61 +62,92 @@ def measure_dispatch(
 def _measure(
     engines: int, clock_ns: Callable[[], int], rng: Rng, decisions: int, policy: Policy
 ) -> DispatchFigures:
-    fleet = _fleet(engines, rng)
-    requests = [
-        PlacementRequest(1 + rng.randrange(PROMPT_TOKENS_MAX), 1 + rng.randrange(256))
-        for _ in range(1024)
-    ]
-    running: deque[tuple[int, int]] = deque()
-    _run(fleet, policy, requests, running, clock_ns, WARM_UP)
-    begun_ns = clock_ns()
-    taken_ns = _run(fleet, policy, requests, running, clock_ns, decisions)
-    seconds = max(1, clock_ns() - begun_ns) / 1e9
-    p50, p99, top = np.quantile(np.array(taken_ns, dtype=np.float64), (0.5, 0.99, 1.0)) / 1e3
-    load = fleet.running_requests
+    loop = _Loop(engines, clock_ns, rng, policy)
+    loop.run(WARM_UP)
+    loop.taken_ns.clear()
+    loop.busy_ns = 0
+    loop.run(decisions)
+    seconds = max(1, loop.busy_ns) / 1e9
+    taken_us = np.array(loop.taken_ns, dtype=np.float64) / 1e3
+    p50, p99, top = np.quantile(taken_us, (0.5, 0.99, 1.0))
+    load = loop.fleet.running_requests
     return DispatchFigures(
         engines, decisions, decisions / seconds, float(p50), float(p99), float(top),
         int(load.max() - load.min()),
     )  # fmt: skip
 
 
-def _run(
-    fleet: FleetState,
-    policy: Policy,
-    requests: Sequence[PlacementRequest],
-    running: deque[tuple[int, int]],
-    clock_ns: Callable[[], int],
-    decisions: int,
-) -> list[int]:
-    """Place `decisions` streams; returns the ns that each took."""
-    taken_ns = []
-    nobody: frozenset[int] = frozenset()
-    for number in range(decisions):
-        request = requests[number % len(requests)]
-        before_ns = clock_ns()
-        decision = policy.choose(fleet, request, nobody)
-        assert decision is not None
-        fleet.placed(decision.engine, request.prompt_tokens)
-        taken_ns.append(clock_ns() - before_ns)
-        running.append((decision.engine, request.prompt_tokens))
-        if len(running) > STREAMS_PER_ENGINE * fleet.engines:
-            _oldest_ends(fleet, running)
-    return taken_ns
+class _Loop:
+    """A fleet, its streams and the policy under measurement."""
 
+    def __init__(self, engines: int, clock_ns: Callable[[], int], rng: Rng, policy: Policy) -> None:
+        self.fleet = _fleet(engines, rng)
+        self.taken_ns: list[int] = []
+        self.busy_ns = 0
+        """Time of all decisions and ends, without refreshes."""
+        self._policy = policy
+        self._clock_ns = clock_ns
+        self._outlook = Outlook(engines)
+        self._requests = [
+            PlacementRequest(
+                1 + rng.randrange(PROMPT_TOKENS_MAX), 1 + rng.randrange(OUTPUT_TOKENS_MAX)
+            )
+            for _ in range(1024)
+        ]
+        self._running: deque[tuple[int, int]] = deque()
+        self._streams_max = STREAMS_PER_ENGINE * engines
+        self._number = 0
+        self._now_ns = 0
 
-def _oldest_ends(fleet: FleetState, running: deque[tuple[int, int]]) -> None:
-    engine, prompt_tokens = running.popleft()
-    fleet.first_token(engine, prompt_tokens)
-    fleet.released(engine, waiting_tokens=0, running_tokens=prompt_tokens)
+    def run(self, decisions: int) -> None:
+        """Place so many streams; the forecast is renewed when as many were placed as run."""
+        while decisions > 0:
+            now = min(decisions, self._streams_max)
+            begun_ns = self._clock_ns()
+            self._place(now)
+            self.busy_ns += self._clock_ns() - begun_ns
+            self._refresh()
+            decisions -= now
+
+    def _place(self, decisions: int) -> None:
+        fleet, policy, clock_ns, requests = self.fleet, self._policy, self._clock_ns, self._requests
+        nobody: frozenset[int] = frozenset()
+        for _ in range(decisions):
+            request = requests[self._number % len(requests)]
+            self._number += 1
+            before_ns = clock_ns()
+            decision = policy.choose(fleet, request, nobody)
+            assert decision is not None
+            self._outlook.placed(fleet, decision.engine, request)
+            fleet.placed(decision.engine, request.prompt_tokens)
+            self.taken_ns.append(clock_ns() - before_ns)
+            self._running.append((decision.engine, request.prompt_tokens))
+            if len(self._running) > self._streams_max:
+                self._oldest_ends()
+
+    def _oldest_ends(self) -> None:
+        engine, prompt_tokens = self._running.popleft()
+        self.fleet.first_token(engine, prompt_tokens)
+        self.fleet.released(engine, waiting_tokens=0, running_tokens=prompt_tokens)
+
+    def _refresh(self) -> None:
+        """Half of the streams decode, the other half waits."""
+        self._now_ns += REFRESH_NS
+        rows = [
+            (engine, prompt, 0, prompt * (number % 2))
+            for number, (engine, prompt) in enumerate(self._running)
+        ]
+        self._outlook.refresh(self._now_ns, self.fleet, Streams.of(rows))
 
 
 def _fleet(engines: int, rng: Rng) -> FleetState:
     """Engines that differ a little, as real ones do; every other one with a known, half-used KV
-    cache."""
+    cache, all with some traffic on their link."""
     fleet = FleetState(engines)
     for engine in range(engines):
         fleet.set_standing(engine, accepts=True)
         fleet.set_capacity(engine, requests_max=64, kv_tokens=100_000)
         step_s = 0.02 + 0.002 * rng.random()
-        fleet.report(engine, EngineReport(0.5 * (engine % 2), 0, step_s, 2e-4, 2e-4))
+        fleet.report(engine, EngineReport(0.5 * (engine % 2), 0, step_s, 2e-5, 2e-4))
+        fleet.link_use[engine] = LINK_USE_MAX * rng.random()
     return fleet

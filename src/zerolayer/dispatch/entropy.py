@@ -26,7 +26,8 @@ form stays here (`Variant.SOURCE`) for comparison.
 **sum(util) held to the target.** A request costs less where its prefix is held or where prefill is
 fast, so sum(util) after the placement differs by engine. E alone likes waste: a lightly loaded
 engine is evened up more by a dearer placement. So the least sum that a candidate reaches is the
-target, and what an engine adds beyond it is charged: w4 * (d_i - min d), `total` in the weights.
+target, and what an engine adds beyond it is charged: w4 * (d_i - min d). The least is the same
+for all candidates, so w4 * d_i chooses the same.
 
 **util in [0.3, 0.95].** Above 0.95 is a wall: such a candidate is left out while another one is
 feasible; when none is, the least bad one is taken or the request is refused (`Limits`). Below 0.3
@@ -48,7 +49,6 @@ from enum import StrEnum
 import numpy as np
 
 from zerolayer.core.fleet_state import Bools, FleetState, Floats
-from zerolayer.dispatch.load import fleet_is_one_domain
 from zerolayer.dispatch.policies.base import holds_any
 
 
@@ -67,8 +67,8 @@ class EntropyWeights:
     util: float = 0.6
     mem: float = 0.3
     link: float = 0.1
-    total: float = 0.1
-    """Of the utilisation that an engine adds to the sum beyond what the cheapest one would."""
+    total: float = 0.0
+    """w4, of the utilisation that an engine adds to the sum; 0 as in the source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ class Limits:
     """Utilisation up to which cost-optimal requests fill an engine before the next one."""
 
 
-SOURCE_WEIGHTS = EntropyWeights(total=0.0)
-"""The objective exactly as in the source."""
+SOURCE_WEIGHTS = EntropyWeights()
+"""The objective as in the source."""
 
 
 class Entropy:
@@ -95,7 +95,9 @@ class Entropy:
     def __init__(self, weights: EntropyWeights) -> None:
         self._weights = weights
         self._std_weights = np.array((weights.util, weights.mem))
-        self._engines = 0
+        self._halves: Floats = np.zeros(0)
+        self._equal = self._shares = self._halves
+        self._centred = self._work = np.zeros((2, 0))
 
     def of_placement(
         self,
@@ -103,88 +105,102 @@ class Entropy:
         state: Floats,
         added: Floats,
         domain: int | None,
-        link_added: Floats | None = None,
+        scale_per_member: float | None = None,
     ) -> Floats:
         """`change` within each engine's own domain, over its engines that accept streams.
 
         `domain`: the only one whose engines are candidates, or None. Engines that do not accept
-        have no meaningful value.
+        have no meaningful value. `scale_per_member`: times this and the members of the domain.
         """
-        links = (fleet.link_use, link_added)
-        if domain is None and fleet_is_one_domain(fleet):
-            return self.change(state, added, links, fleet.accepts)
+        links = (fleet.link_use, None)
+        if domain is None and not holds_any(fleet.domain != fleet.domain[0]):
+            return self.change(state, added, links, fleet.accepts, scale_per_member)
         result = np.zeros(fleet.engines)
         domains = set(fleet.domain.tolist()) if domain is None else (domain,)
         for number in domains:
             members = fleet.accepts & (fleet.domain == number)
             if holds_any(members):
-                np.copyto(result, self.change(state, added, links, members), where=members)
+                change = self.change(state, added, links, members, scale_per_member)
+                np.copyto(result, change, where=members)
         return result
 
     def change(
-        self, state: Floats, added: Floats, links: tuple[Floats, Floats | None], members: Bools
+        self,
+        state: Floats,
+        added: Floats,
+        links: tuple[Floats, Floats | None],
+        members: Bools,
+        scale_per_member: float | None = None,
     ) -> Floats:
         """E after minus E now, for the request on each engine. Shape `(engines,)`.
 
         `state`, `added`: shape `(2, engines)`, utilisation and memory. `links`: link use, and what
-        the request adds to it (None for nothing). `members`: engines that count, at least one; the
-        result means something for these only. It is a buffer that the next call overwrites. The
-        total term is not in it: that needs to know the candidates (`waste`).
+        the request adds to it (None for nothing). `members`: engines that count; the
+        result means something for these only. w4 is part of it. `scale_per_member`: the result
+        times this and the number of members.
         """
-        centred, work, weight = self._buffers(members.size)
-        np.copyto(weight, members)
-        count = weight.dot(weight)
-        own_share = 1.0 - 1.0 / count
-        mean = state.dot(weight)
-        mean /= count
-        np.subtract(state, mean[:, None], out=centred)
-        centred *= weight
+        count = float(max(1, int(np.count_nonzero(members))))
+        scale = 1.0 if scale_per_member is None else scale_per_member * count
+        centred = self._centre(state, members, count)
+        work = self._work
+        # Half of M var is summed up, which saves a pass; its root is put right by the factor.
         np.multiply(centred, centred, out=work)
-        square_sum = work.dot(weight)
-        np.multiply(added, own_share, out=work)
-        work += centred
+        half_sums = work.dot(self._halves)
+        np.multiply(added, 0.5 - 0.5 / count, out=work)
         work += centred
         work *= added
-        work += square_sum[:, None]
+        work += half_sums[:, None]
         np.maximum(work, 0.0, out=work)
-        work /= count
         np.sqrt(work, out=work)
-        result: Floats = self._std_weights.dot(work)
-        square_sum /= count
-        result -= self._std_weights.dot(np.sqrt(square_sum, out=square_sum))
+        factor = scale * (2.0 / count) ** 0.5
+        result: Floats = (self._std_weights * factor).dot(work)
+        util_half, mem_half = half_sums.tolist()
+        now = self._weights.util * util_half**0.5 + self._weights.mem * mem_half**0.5
+        result -= now * factor
+        if self._weights.total:
+            result += (scale * self._weights.total) * added[0]
         if self._weights.link:
-            self._add_link(result, centred[0], added[0], links, count)
+            self._add_link(result, (centred[0], added[0]), links, scale / count)
         return result
 
     def _add_link(
         self,
         result: Floats,
-        centred: Floats,
-        added: Floats,
+        util: tuple[Floats, Floats],
         links: tuple[Floats, Floats | None],
-        count: float,
+        scale: float,
     ) -> None:
-        """w3 * (cov after - cov now); the sum over today's products cancels."""
-        link, link_added = links
+        """w3 * (cov after - cov now); the sum over today's products cancels. `util`: centred, and
+        what is added."""
+        (link, link_added), (centred, added) = links, util
         if link_added is None and link.dot(link) == 0.0:
             return
-        change = link - link.dot(self._weight) / count
+        mean = link.dot(self._shares)
         if link_added is None:
+            change = link - mean
             change *= added
         else:
-            change += link_added * (1.0 - 1.0 / count)
+            # 1 - 1/M: a member's share of the mean moves with it.
+            change = link_added * (1.0 - self._shares.max())
+            change += link - mean
             change *= added
             change += centred * link_added
-        change *= self._weights.link / count
+        change *= self._weights.link * scale
         result += change
 
-    def _buffers(self, engines: int) -> tuple[Floats, Floats, Floats]:
-        if engines != self._engines:
-            self._engines = engines
-            self._centred = np.zeros((2, engines))
-            self._work = np.zeros((2, engines))
-            self._weight = np.zeros(engines)
-        return self._centred, self._work, self._weight
+    def _centre(self, state: Floats, members: Bools, count: float) -> Floats:
+        """The state minus its mean over the members, 0 for those who are none."""
+        engines = members.size
+        if engines != self._halves.size:
+            self._halves, self._equal = np.full(engines, 0.5), np.full(engines, 1.0 / engines)
+            self._centred, self._work = np.zeros((2, engines)), np.zeros((2, engines))
+        everyone = count == engines
+        self._shares = self._equal if everyone else members / count
+        mean = state.dot(self._shares)
+        np.subtract(state, mean[:, None], out=self._centred)
+        if not everyone:
+            self._centred *= members
+        return self._centred
 
 
 def entropy_of(
@@ -197,16 +213,15 @@ def entropy_of(
     return float(weights.util * util.std() + weights.mem * mem.std() + weights.link * covariance)
 
 
-def feasible_engines(state: Floats, added: Floats, limits: Limits) -> Bools:
-    """Engines within both limits after the placement. `state`, `added`: shape `(2, engines)`."""
-    after = state + added
-    within: Bools = after[0] <= limits.util_max
-    within &= after[1] <= limits.mem_max
-    return within
+def within_limits(among: Bools, after: Floats, limits: Limits) -> Bools | None:
+    """Engines of `among` within both limits after the placement; None when there is none.
 
-
-def waste(added_util: Floats, among: Bools) -> Floats:
-    """What each engine adds to sum(util) beyond the cheapest of `among`; 0 for those below."""
-    masked = np.where(among, added_util, np.inf)
-    beyond: Floats = np.maximum(added_util - masked[masked.argmin()], 0.0)
-    return beyond
+    `after`: utilisation and memory with the request, shape `(2, engines)`.
+    """
+    util, mem = after
+    if util[util.argmax()] <= limits.util_max and mem[mem.argmax()] <= limits.mem_max:
+        return among
+    within: Bools = util <= limits.util_max
+    within &= mem <= limits.mem_max
+    within &= among
+    return within if holds_any(within) else None

@@ -1,4 +1,4 @@
-"""Utilisation of each engine as one number, and what one more stream adds to it.
+"""Utilisation of each engine as one number, and what one more stream costs and adds there.
 
 A window's utilisation is what `request_cost` says: `util = p + n / n_max`, prefill demanded per
 second + streams that decode / streams that the engine can decode at once. Here it is the mean over
@@ -6,83 +6,102 @@ the next HORIZON_S seconds, so that a decision compares two numbers per engine. 
 counters exist (`fleet.util_measured`), the larger of both counts.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from zerolayer.core.fleet_state import HORIZON_S, FleetState, Floats
-from zerolayer.dispatch.policies.base import PlacementRequest, holds_any
+from zerolayer.dispatch.policies.base import PlacementRequest
+from zerolayer.dispatch.policies.expected_wait import tokens_to_compute
 
 WINDOW_S = float(HORIZON_S)
 """Seconds over which a utilisation is meant."""
 _MEAN = np.full(HORIZON_S, 1.0 / HORIZON_S)
+ROWS = 6
+"""Rows of `Appraisal.rows`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Added:
-    """What a stream would add to each engine if it went there; arrays of shape `(engines,)`."""
+class Appraisal:
+    """One request on every engine. It owns its arrays and writes them anew with each `take`, as a
+    decision has no time to allocate: copy what is to be kept."""
 
-    util: Floats
-    mem: Floats
-    """Share of the engine's KV, when the stream has its whole expected length; 0 where the capacity
-    is not known."""
+    def __init__(self) -> None:
+        self._resize(0)
 
+    def take(self, fleet: FleetState, request: PlacementRequest) -> None:
+        """Appraise `request`; the state is today's (`state_now`) or expected (`state_expected`)
+        after one more call."""
+        if fleet.engines != self.engines:
+            self._resize(fleet.engines)
+        self.output = float(max(1, request.expected_output_tokens))
+        tokens_to_compute(fleet, request, self.own)
+        np.copyto(self.step_s, fleet.expected_step_s)
+        np.multiply(fleet.running_requests, fleet.decode_s_per_request, out=self.decoding_s)
+        np.multiply(fleet.waiting_tokens, fleet.prefill_s_per_token, out=self.backlog_s)
+        np.multiply(self.own, fleet.prefill_s_per_token, out=self.own_s)
+        np.multiply(fleet.running_requests, self.own_s, out=self.others_s)
+        self._fill_added(fleet, request)
+        np.copyto(self.added_share, self.util_added)
 
-def utilisation_now(fleet: FleetState, places: Floats) -> Floats:
-    """Utilisation of the next seconds from what is placed on each engine now, shape `(engines,)`.
+    def state_now(self, fleet: FleetState) -> None:
+        """Utilisation and memory from what is placed on each engine now.
 
-    `places`: `request_cost.decode_places`. Streams that wait count as decoding: they will within
-    the window, or there is a queue.
-    """
-    util: Floats = fleet.waiting_tokens * fleet.prefill_s_per_token
-    util /= WINDOW_S
-    util += fleet.running_requests / places
-    np.maximum(util, fleet.util_measured, out=util)
-    return util
+        Streams that wait count as decoding: they will within the window, or there is a queue.
+        """
+        util, mem = self.util, self.mem
+        np.multiply(self.backlog_s, 1.0 / WINDOW_S, out=util)
+        util += fleet.running_requests / fleet.places
+        np.maximum(util, fleet.util_measured, out=util)
+        np.copyto(mem, fleet.kv_used_fraction)
+        np.add(self.state, self.added, out=self.after)
 
+    def state_expected(self, fleet: FleetState) -> None:
+        """Utilisation and memory as the forecast has them, mean of its columns; at least what is
+        measured. `state_now` where nobody keeps a forecast (all its columns are zero)."""
+        util, mem = self.util, self.mem
+        np.dot(fleet.forecast_util, _MEAN, out=util)
+        if not util[util.argmax()] > 0.0:
+            self.state_now(fleet)
+            return
+        np.maximum(util, fleet.util_measured, out=util)
+        np.dot(fleet.forecast_mem, _MEAN, out=mem)
+        np.maximum(mem, fleet.kv_used_fraction, out=mem)
+        np.add(self.state, self.added, out=self.after)
 
-def utilisation_expected(fleet: FleetState, places: Floats) -> Floats:
-    """Utilisation as the forecast has it, mean of its columns; `utilisation_now` where nobody
-    keeps a forecast (all its columns are zero)."""
-    util: Floats = np.dot(fleet.forecast_util, _MEAN)
-    if not util[util.argmax()] > 0.0:
-        return utilisation_now(fleet, places)
-    np.maximum(util, fleet.util_measured, out=util)
-    return util
+    def _fill_added(self, fleet: FleetState, request: PlacementRequest) -> None:
+        """Work behind a backlog is in demand in every window until it is done, so the prefill
+        counts once and once more per second of backlog, as in `request_cost.prefill_demand`. The
+        stream decodes for its expected output, which may end within the window; that it begins
+        later is left out."""
+        util, mem, work = self.util_added, self.mem_added, self._work
+        np.multiply(self.backlog_s, 1.0 / WINDOW_S, out=util)
+        util += 1.0 / WINDOW_S
+        np.minimum(util, 1.0, out=util)
+        util *= self.own_s
+        np.multiply(self.step_s, self.output / WINDOW_S, out=work)
+        np.minimum(work, 1.0, out=work)
+        work /= fleet.places
+        util += work
+        np.add(self.own, float(request.expected_output_tokens), out=mem)
+        mem /= fleet.kv_tokens
 
-
-def memory_expected(fleet: FleetState) -> Floats:
-    """Share of KV in use over the next seconds: the larger of forecast and measurement."""
-    mem: Floats = np.dot(fleet.forecast_mem, _MEAN)
-    np.maximum(mem, fleet.kv_used_fraction, out=mem)
-    return mem
-
-
-def added_by(
-    fleet: FleetState, request: PlacementRequest, own: Floats, backlog_s: Floats, places: Floats
-) -> Added:
-    """What `request` adds to each engine.
-
-    `own`: prompt tokens to compute there; `backlog_s`: seconds of prefill that wait there;
-    `places`: `request_cost.decode_places`. Work behind a backlog is in demand in every window until
-    it is done, so the prefill counts once and once more per second of backlog, as in
-    `request_cost.prefill_demand`. The stream decodes for expected_output_tokens steps, which may
-    end within the window; that it begins later is left out.
-    """
-    util = np.minimum(backlog_s, WINDOW_S - 1.0)
-    util += 1.0
-    util *= own
-    util *= fleet.prefill_s_per_token
-    decoding = fleet.expected_step_s * max(1, request.expected_output_tokens)
-    np.minimum(decoding, WINDOW_S, out=decoding)
-    decoding /= places
-    util += decoding
-    util /= WINDOW_S
-    mem: Floats = own + request.expected_output_tokens
-    mem /= fleet.kv_tokens
-    return Added(util, mem)
-
-
-def fleet_is_one_domain(fleet: FleetState) -> bool:
-    """Whether all engines count as equal."""
-    return not holds_any(fleet.domain != fleet.domain[0])
+    def _resize(self, engines: int) -> None:
+        self.engines = engines
+        self.output = 1.0
+        """Expected output tokens, at least 1."""
+        self.own: Floats = np.zeros(engines)
+        """Prompt tokens to compute there."""
+        self.added: Floats = np.zeros((2, engines))
+        """Utilisation, and share of KV when the stream has its whole expected length (0 where the
+        capacity is not known), that the request adds."""
+        self.util_added, self.mem_added = self.added
+        self.state: Floats = np.zeros((2, engines))
+        """Utilisation and share of KV without the request."""
+        self.util, self.mem = self.state
+        self.after: Floats = np.zeros((2, engines))
+        """Both with the request."""
+        self.rows: Floats = np.zeros((ROWS, engines))
+        """What a weighted sum over rows is made of; in seconds, the last one in utilisation."""
+        self.step_s, self.decoding_s, self.backlog_s = self.rows[:3]
+        """A step now; decode seconds per step of the streams there; prefill that waits there."""
+        self.own_s, self.others_s, self.added_share = self.rows[3:]
+        """Prefill of the request; the same once for each stream there; `util_added`."""
+        self._work: Floats = np.zeros(engines)

@@ -135,9 +135,12 @@ class Rotation:
         best = masked[masked.argmin()]
         if best == np.inf:
             return None
-        limit = best + min(tie * abs(best), TIE_SECONDS_MAX) + SAME_SCORE
-        load = np.where(masked <= limit, fleet.running_requests, np.inf)
-        engine = self._by_turns(load == load[load.argmin()])
+        tied = masked <= best + min(tie * abs(best), TIE_SECONDS_MAX) + SAME_SCORE
+        if np.count_nonzero(tied) == 1:
+            engine = int(tied.argmax())
+        else:
+            load = np.where(tied, fleet.running_requests, np.inf)
+            engine = self._by_turns(load == load[load.argmin()])
         score = float(masked[engine])
         masked[engine] = np.inf
         second = int(masked.argmin())

@@ -9,26 +9,22 @@ ours minimises the new value.
 
 import numpy as np
 
-from zerolayer.core.fleet_state import FleetState, Floats
+from zerolayer.core.fleet_state import FleetState
 from zerolayer.dispatch.entropy import (
     SOURCE_WEIGHTS,
     Entropy,
     EntropyWeights,
     Limits,
     Variant,
-    feasible_engines,
-    waste,
+    within_limits,
 )
-from zerolayer.dispatch.load import added_by, utilisation_now
+from zerolayer.dispatch.load import Appraisal
 from zerolayer.dispatch.policies.base import (
     Decision,
     PlacementRequest,
     Rotation,
     eligible_engines,
-    holds_any,
 )
-from zerolayer.dispatch.policies.expected_wait import tokens_to_compute
-from zerolayer.dispatch.request_cost import decode_places
 
 
 class EntropyOnly:
@@ -41,9 +37,9 @@ class EntropyOnly:
         limits: Limits | None = None,
     ) -> None:
         self._variant = variant
-        self._total = weights.total
         self._limits = limits or Limits()
         self._entropy = Entropy(weights)
+        self._case = Appraisal()
         self._rotation = Rotation("entropy_source" if variant is Variant.SOURCE else "entropy")
 
     def choose(
@@ -53,23 +49,14 @@ class EntropyOnly:
         eligible, suffix = eligible_engines(fleet, request, exclude)
         if eligible is None:
             return None
-        state, added = _today(fleet, request)
-        feasible = eligible & feasible_engines(state, added, self._limits)
-        if not holds_any(feasible):
-            after = state[0] + added[0]
+        case = self._case
+        case.take(fleet, request)
+        case.state_now(fleet)
+        among = within_limits(eligible, case.after, self._limits)
+        if among is None:
+            after = case.after[0]
             return self._rotation.pick_among(fleet, eligible, after, 0.0, suffix + ":overload")
-        scores = self._entropy.of_placement(fleet, state, added, request.domain)
+        scores = self._entropy.of_placement(fleet, case.state, case.added, request.domain)
         if self._variant is Variant.SOURCE:
             scores = np.abs(scores)
-        scores = scores + self._total * waste(added[0], feasible)
-        return self._rotation.pick_among(fleet, feasible, scores, 0.0, suffix)
-
-
-def _today(fleet: FleetState, request: PlacementRequest) -> tuple[Floats, Floats]:
-    """(utilisation and memory now, what the request adds), each of shape `(2, engines)`."""
-    places = decode_places(fleet)
-    own = tokens_to_compute(fleet, request)
-    backlog_s = fleet.waiting_tokens * fleet.prefill_s_per_token
-    added = added_by(fleet, request, own, backlog_s, places)
-    state = np.stack((utilisation_now(fleet, places), fleet.kv_used_fraction))
-    return state, np.stack((added.util, added.mem))
+        return self._rotation.pick_among(fleet, among, scores, 0.0, suffix)

@@ -9,7 +9,7 @@ Score of engine i, in seconds; the smallest wins:
     + others  * streams there * (its prefill + its expected output tokens * decode seconds)
     + preempt * share of KV past the knee * seconds to compute its context again
     + entropy * WINDOW_S * M * (E after - E now)                        (`dispatch.entropy`)
-    + total   * WINDOW_S * utilisation added beyond the cheapest engine
+    + total   * WINDOW_S * utilisation that it adds there: the sum of utilisations held to the least
     + pack    * (target - util, or util + target for an engine that would pass the target)
 
 `others` is what streams there lose: each waits once for this prefill, and each of its tokens takes
@@ -28,8 +28,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zerolayer.core.fleet_state import Bools, FleetState, Floats
-from zerolayer.dispatch.entropy import Entropy, EntropyWeights, Limits, feasible_engines, waste
-from zerolayer.dispatch.load import WINDOW_S, added_by, memory_expected, utilisation_expected
+from zerolayer.dispatch.entropy import Entropy, EntropyWeights, Limits, within_limits
+from zerolayer.dispatch.load import WINDOW_S, Appraisal
 from zerolayer.dispatch.memory_fit import find_best_fit
 from zerolayer.dispatch.policies.base import (
     Decision,
@@ -41,10 +41,10 @@ from zerolayer.dispatch.policies.base import (
 )
 from zerolayer.dispatch.policies.expected_wait import (
     KV_KNEE,
+    STEPS_TO_FIRST_TOKEN,
+    crowding_s,
     expected_wait_s,
-    tokens_to_compute,
 )
-from zerolayer.dispatch.request_cost import decode_places
 
 OBJECTIVE = EntropyWeights()
 """The source's weights inside the objective."""
@@ -71,7 +71,7 @@ class Weights:
     entropy: float = 1.0
     """Evenness of the fleet, in seconds of work."""
     total: float = 0.1
-    """Work that another engine would not have: the sum of utilisations held to its least."""
+    """Work that it adds to the sum of utilisations: another engine may have less of it."""
     pack: float = 0.0
     """Fullest engine under the target first. Seconds per utilisation; it is meant to outweigh all
     other terms."""
@@ -97,17 +97,6 @@ class Weights:
                 return self
 
 
-@dataclass(frozen=True, slots=True)
-class _Case:
-    """One request on every engine."""
-
-    own: Floats  # prompt tokens to compute
-    prefill_s: Floats  # the same in seconds
-    backlog_s: Floats  # prefill that waits there
-    state: Floats  # utilisation and memory expected, shape (2, engines)
-    added: Floats  # what the request adds to both
-
-
 class ZeroLayer:
     """See the module's docstring."""
 
@@ -117,6 +106,7 @@ class ZeroLayer:
         self._weights = {kind: weights.preferring(kind) for kind in Preference}
         self._entropy = Entropy(weights.objective)
         self._rotation = Rotation("zerolayer")
+        self._case = Appraisal()
 
     def choose(
         self, fleet: FleetState, request: PlacementRequest, exclude: frozenset[int] = frozenset()
@@ -126,18 +116,18 @@ class ZeroLayer:
         eligible, suffix = eligible_engines(fleet, request, exclude)
         if eligible is None:
             return None
-        case = _case(fleet, request)
-        among, feasible = self._narrowed(fleet, request, eligible, case)
-        if not feasible:
+        case = self._appraise(fleet, request)
+        among = within_limits(eligible, case.after, self._limits)
+        if among is None:
             if request.refusable:
                 return None
-            suffix += ":overload"
-        elif fleet.hot[among.argmax()]:
-            suffix += ":hot"
-        weights = self._weights[request.preference]
-        scores = self._scores(fleet, request, case, weights)
-        if weights.total:
-            scores += (weights.total * WINDOW_S) * waste(case.added[0], among)
+            among, suffix = eligible, suffix + ":overload"
+        if request.preferred_domains or request.contiguous:
+            among = _as_hinted(fleet, request, among)
+        if holds_any(fleet.hot):
+            among = _prefer(among, ~fleet.hot)
+            suffix += ":hot" if fleet.hot[among.argmax()] else ""
+        scores = self._scores(fleet, request, case)
         decision = self._rotation.pick_among(fleet, among, scores, 0.0, suffix)
         if decision is not None and request.explain:
             return replace(decision, parts=self._parts(fleet, request, case, decision.engine))
@@ -156,106 +146,91 @@ class ZeroLayer:
         eligible, _ = eligible_engines(fleet, request, exclude)
         if eligible is None:
             return None
-        case = _case(fleet, request)
-        if holds_any(eligible & feasible_engines(case.state, case.added, self._limits)):
+        case = self._appraise(fleet, request)
+        if within_limits(eligible, case.after, self._limits) is not None:
             return None
-        work_s = np.maximum(0.0, case.state[0] + case.added[0] - self._limits.util_max)
-        work_s *= WINDOW_S
-        full = case.state[1] + case.added[1] > self._limits.mem_max
-        answer_s = fleet.expected_step_s * max(1, request.expected_output_tokens)
-        ends_s = np.where(full, answer_s / np.maximum(1.0, fleet.running_requests), 0.0)
+        work_s = np.maximum(0.0, case.after[0] - self._limits.util_max) * WINDOW_S
+        answer_s = case.step_s * case.output / np.maximum(1.0, fleet.running_requests)
+        ends_s = np.where(case.after[1] > self._limits.mem_max, answer_s, 0.0)
         wait_s = float(np.maximum(work_s, ends_s)[eligible].min())
         return min(RETRY_AFTER_S_MAX, max(RETRY_AFTER_S_MIN, wait_s))
 
-    def _narrowed(
-        self, fleet: FleetState, request: PlacementRequest, eligible: Bools, case: _Case
-    ) -> tuple[Bools, bool]:
-        """(engines to score, whether they are within the limits)."""
-        among = eligible & feasible_engines(case.state, case.added, self._limits)
-        feasible = holds_any(among)
-        if not feasible:
-            among = eligible
-        if request.preferred_domains:
-            among = _prefer(among, np.isin(fleet.domain, list(request.preferred_domains)))
-        if request.contiguous:
-            fit = find_best_fit(fleet, request.prompt_tokens, contiguous=True)
-            among = _prefer(among, fit.in_one_piece)
-        if holds_any(fleet.hot):
-            among = _prefer(among, ~fleet.hot)
-        return among, feasible
+    def _appraise(self, fleet: FleetState, request: PlacementRequest) -> Appraisal:
+        self._case.take(fleet, request)
+        self._case.state_expected(fleet)
+        return self._case
 
-    def _scores(
-        self, fleet: FleetState, request: PlacementRequest, case: _Case, weights: Weights
-    ) -> Floats:
-        """All terms but `total`, which needs the candidates."""
-        output = float(max(1, request.expected_output_tokens))
-        scores = expected_wait_s(fleet, request)
-        scores *= weights.ttft
-        if weights.pace:
-            scores += fleet.expected_step_s * (weights.pace * output)
-        if weights.others:
-            scores += weights.others * _others_lose_s(fleet, case, output)
-        if weights.queue:
-            scores += weights.queue * case.backlog_s
-        if weights.prefix:
-            scores += weights.prefix * case.prefill_s
-        if weights.preempt:
-            scores += weights.preempt * _preemption_s(fleet, request, case)
+    def _scores(self, fleet: FleetState, request: PlacementRequest, case: Appraisal) -> Floats:
+        weights = self._weights[request.preference]
+        scores: Floats = _row_weights(weights, case.output).dot(case.rows)
+        mem_after = case.after[1]
+        crowded = mem_after[mem_after.argmax()] > KV_KNEE
+        if crowded or holds_any(fleet.running_requests >= fleet.requests_max):
+            _add_crowding(scores, fleet, request, case, weights)
         if weights.entropy:
-            change = self._entropy.of_placement(fleet, case.state, case.added, request.domain)
-            scores += (weights.entropy * WINDOW_S * np.count_nonzero(fleet.accepts)) * change
+            scores += self._entropy.of_placement(
+                fleet, case.state, case.added, request.domain, weights.entropy * WINDOW_S
+            )
         if weights.pack:
             scores += weights.pack * self._fullest_first(case)
         return scores
 
-    def _fullest_first(self, case: _Case) -> Floats:
+    def _fullest_first(self, case: Appraisal) -> Floats:
         """0 for an engine at the target, target for an empty one, more for one that would pass
         it."""
         target = self._limits.util_target
-        util = case.state[0]
-        passes = util + case.added[0] > target
-        order: Floats = np.where(passes, util + target, target - util)
+        order: Floats = np.where(case.after[0] > target, case.util + target, target - case.util)
         return order
 
     def _parts(
-        self, fleet: FleetState, request: PlacementRequest, case: _Case, engine: int
+        self, fleet: FleetState, request: PlacementRequest, case: Appraisal, engine: int
     ) -> dict[str, float]:
         """What speaks for the choice in a person's units, for `x-zerolayer-decision`."""
         change = self._entropy.of_placement(fleet, case.state, case.added, request.domain)
         return {
             "wait_s": float(expected_wait_s(fleet, request)[engine]),
             "computed_tokens": float(case.own[engine]),
-            "util": float(case.state[0][engine]),
-            "util_added": float(case.added[0][engine]),
-            "mem": float(case.state[1][engine]),
+            "util": float(case.util[engine]),
+            "util_added": float(case.util_added[engine]),
+            "mem": float(case.mem[engine]),
             "entropy_change": float(change[engine]),
         }
 
 
-def _case(fleet: FleetState, request: PlacementRequest) -> _Case:
-    places = decode_places(fleet)
-    own = tokens_to_compute(fleet, request)
-    backlog_s = fleet.waiting_tokens * fleet.prefill_s_per_token
-    added = added_by(fleet, request, own, backlog_s, places)
-    state = np.empty((2, fleet.engines))
-    state[0] = utilisation_expected(fleet, places)
-    state[1] = memory_expected(fleet)
-    both = np.empty((2, fleet.engines))
-    both[0], both[1] = added.util, added.mem
-    return _Case(own, own * fleet.prefill_s_per_token, backlog_s, state, both)
+def _row_weights(weights: Weights, output: float) -> Floats:
+    """What each of `Appraisal.rows` counts: the formula above, sorted by its rows."""
+    steps = STEPS_TO_FIRST_TOKEN * weights.ttft
+    return np.array(
+        (
+            steps + weights.pace * output,
+            steps + weights.others * output,
+            weights.ttft + weights.queue,
+            weights.ttft + weights.prefix,
+            weights.others,
+            weights.total * WINDOW_S,
+        )
+    )
 
 
-def _others_lose_s(fleet: FleetState, case: _Case, output: float) -> Floats:
-    lost = fleet.decode_s_per_request * output
-    lost += case.prefill_s
-    lost *= fleet.running_requests
-    return lost
+def _add_crowding(
+    scores: Floats, fleet: FleetState, request: PlacementRequest, case: Appraisal, weights: Weights
+) -> None:
+    crowding = crowding_s(fleet, request, case.own)
+    if crowding is not None:
+        scores += weights.ttft * crowding
+    if weights.preempt:
+        past = np.clip((case.after[1] - KV_KNEE) / (1.0 - KV_KNEE), 0.0, 1.0)
+        past *= max(1, request.prompt_tokens) * fleet.prefill_s_per_token
+        scores += weights.preempt * past
 
 
-def _preemption_s(fleet: FleetState, request: PlacementRequest, case: _Case) -> Floats:
-    past = np.clip((case.state[1] + case.added[1] - KV_KNEE) / (1.0 - KV_KNEE), 0.0, 1.0)
-    again: Floats = past * (max(1, request.prompt_tokens) * fleet.prefill_s_per_token)
-    return again
+def _as_hinted(fleet: FleetState, request: PlacementRequest, among: Bools) -> Bools:
+    if request.preferred_domains:
+        among = _prefer(among, np.isin(fleet.domain, list(request.preferred_domains)))
+    if request.contiguous:
+        fit = find_best_fit(fleet, request.prompt_tokens, contiguous=True)
+        among = _prefer(among, fit.in_one_piece)
+    return among
 
 
 def _prefer(among: Bools, wanted: Bools) -> Bools:
