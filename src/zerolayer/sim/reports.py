@@ -6,8 +6,10 @@ first steps a model is taught one step in LEARN_EVERY_S, which is where the time
 engine is known by its steps alone. Models start at the hardware's nominal times.
 """
 
+import numpy as np
+
 from zerolayer.core.engine_state import EngineEvent
-from zerolayer.core.fleet_state import EngineReport
+from zerolayer.core.fleet_state import EngineReport, Floats
 from zerolayer.dispatch.cost import StepCostModel, StepWork
 from zerolayer.sim.engine import SimEngine
 from zerolayer.sim.profiles import EngineProfile
@@ -49,6 +51,16 @@ class Reports:
         self._learned_s[slot] = now
         engine = self._engines[slot]
         cost.observe(StepWork(*engine.last_work), engine.last_step_s)
+
+    def decode_step_s(self) -> Floats:
+        """Seconds of a step of each engine with the streams that it has, without prefill."""
+        fleet = self._driver.fleet
+        decodes = (fleet.running_requests - fleet.waiting_requests).tolist()
+        context = fleet.running_tokens.tolist()
+        return np.array(
+            [cost.expected_s(0, int(decodes[i]), int(context[i])) for i, cost in
+             enumerate(self.costs)]
+        )  # fmt: skip
 
     def refresh(self, now: float, now_ns: int) -> None:
         """A decision is near."""

@@ -14,11 +14,14 @@ from zerolayer.dispatch.policies.zerolayer import Weights
 from zerolayer.sim.capacity import capacity
 from zerolayer.sim.faults import Fault, FaultPlan, FleetShape, plan_faults
 from zerolayer.sim.fleet import FleetSetup, SimFleet
+from zerolayer.sim.offloading import Offloading
 from zerolayer.sim.profiles import EngineKind, EngineProfile, FittedEngine, profile_of
 from zerolayer.sim.recovery import DIE_TOGETHER, Recovery
 from zerolayer.sim.results import RunKey, RunResult
 from zerolayer.sim.traces import Trace
 
+OFFLOADING = frozenset({"zerolayer"})
+"""Policies of systems that move running streams before an engine is too full."""
 HORIZON_FACTOR = 2.0
 HORIZON_EXTRA_S = 900.0
 """Faults are drawn for this many times the arrivals' duration, and so long beyond."""
@@ -43,6 +46,8 @@ class RunSpec:
     """Offered rate; None: `offered_rate`."""
     weights: Weights | None = None
     """Weights of the policy's objective; None for its defaults."""
+    offload: bool = True
+    """Whether policies that move running streams proactively (OFFLOADING) do so."""
 
 
 def offered_rate(spec: RunSpec) -> float:
@@ -57,7 +62,10 @@ def run(spec: RunSpec, progress: Callable[[float], None] | None = None) -> RunRe
     Raises ConfigError for a policy, kind or fault level that is not there, and for requests that
     do not fit.
     """
-    return run_fleet(fleet_of(spec), spec.key, progress)
+    fleet = fleet_of(spec)
+    if spec.offload and spec.key.policy in OFFLOADING and spec.key.continuation == "snapshot":
+        Offloading(fleet)
+    return run_fleet(fleet, spec.key, progress)
 
 
 def run_fleet(

@@ -37,10 +37,10 @@ def small_trace(requests: int = 300, seed: int = 1, families: int = 0) -> Trace:
 
 def spec(
     policy: str = "least_requests", continuation: str = "snapshot", faults: str = "none",
-    seed: int = 1, requests: int = 300, utilisation: float = 0.7, families: int = 0,
+    seed: int = 1, requests: int = 300, families: int = 0,
 ) -> RunSpec:  # fmt: skip
-    """A run on four fitted engines."""
-    key = RunKey("small", policy, continuation, utilisation, faults, 4, seed)
+    """A run on four fitted engines at 70 % of what they can."""
+    key = RunKey("small", policy, continuation, 0.7, faults, 4, seed)
     return RunSpec(small_trace(requests, families=families), key, KIND)
 
 

@@ -9,6 +9,7 @@ from tests.unit.sim.small import small_trace, spec
 from zerolayer.core.errors import ConfigError
 from zerolayer.dispatch.policies.registry import POLICIES
 from zerolayer.sim.faults import Fault, FaultKind, FleetShape, plan_faults
+from zerolayer.sim.offloading import Offloading
 from zerolayer.sim.profiles import profile_of
 from zerolayer.sim.results import Ending, RunResult
 from zerolayer.sim.run import RunSpec, fleet_of, run, run_fleet
@@ -41,7 +42,8 @@ def struck(policy: str = "least_requests", continuation: str = "snapshot") -> Ru
 
 @pytest.mark.parametrize("policy", list(POLICIES))
 def test_every_policy_ends_every_request_once_and_without_faults_breaks_none(policy: str) -> None:
-    result = run(spec(policy, POLICIES[policy].continuation.value, families=3))
+    asked = spec(policy, POLICIES[policy].continuation.value, families=3)
+    result = run(replace(asked, offload=False))
     assert (result.requests["ending"] == Ending.FINISHED).all()
     assert (result.requests["moves"] == 0).all()
     assert len(result.faults) == 0
@@ -148,6 +150,25 @@ def test_a_request_that_fits_into_no_engine_is_refused_before_the_run() -> None:
 
 
 def test_more_load_means_more_utilisation_and_longer_answers() -> None:
-    low, high = run(spec(utilisation=0.3)), run(spec(utilisation=0.9))
+    asked = spec()
+    low, high = (
+        run(replace(asked, key=replace(asked.key, utilisation=share))) for share in (0.3, 0.9)
+    )
     assert np.nanmean(low.util) < np.nanmean(high.util)
     assert np.median(low.requests["e2e_s"]) < np.median(high.requests["e2e_s"])
+
+
+def test_streams_leave_a_slow_engine_before_it_fails_and_none_breaks() -> None:
+    asked = replace(spec("zerolayer", requests=400), requests_per_s=9.0)
+    slow = Fault(5.0, FaultKind.SPELL, 1, 60.0, factor=4.0)
+    worst = {}
+    for offload in (False, True):
+        fleet = fleet_of(asked, replace(CALM, faults=(slow,)))
+        if offload:
+            Offloading(fleet)
+        result = run_fleet(fleet, asked.key)
+        assert (result.requests["ending"] == Ending.FINISHED).all()
+        assert bool(len(result.moves)) == offload
+        assert all(reason.startswith("offload") for reason in result.moves["reason"])
+        worst[offload] = result.requests["e2e_s"].max()
+    assert worst[True] < worst[False]
