@@ -25,11 +25,13 @@ from zerolayer.arena.board import EngineBoard
 from zerolayer.arena.mapping import MappedFile
 from zerolayer.arena.records import RecordFile, RecordShape, read_text, text_field
 from zerolayer.core.errors import ConfigError, TableError
+from zerolayer.core.fleet_state import HORIZON_S
 
 _STREAM_ID_BYTES: Final = 64
 _NAME_BYTES: Final = 32
 HEATMAP_ROWS: Final = 256
 SNAPSHOT_ROWS: Final = 65_536
+_SECONDS: Final = range(1, HORIZON_S + 1)
 
 
 # -- load_heatmap ---------------------------------------------------------------------------
@@ -41,10 +43,17 @@ class LoadRow:
 
     engine: str
     entropy_score: float
+    """Its share of the objective of its domain, as `dispatch.heat` defines it: 0 in an even
+    fleet."""
     active_requests: int
     memory_percent: float
+    """Of its KV cache, in use now."""
     updated: float
     """Unix seconds."""
+    util_percent_next_5s: tuple[float, ...] = (0.0,) * HORIZON_S
+    """Expected utilisation in each of the next seconds; above 100 a queue grows."""
+    memory_percent_next_5s: tuple[float, ...] = (0.0,) * HORIZON_S
+    """Expected share of its KV cache in use."""
 
 
 class LoadHeatmap(RecordFile):
@@ -58,6 +67,8 @@ class LoadHeatmap(RecordFile):
                     ("entropy_score", "d"),
                     ("memory_percent", "d"),
                     ("updated", "d"),
+                    *((f"util_{second}", "d") for second in _SECONDS),
+                    *((f"memory_{second}", "d") for second in _SECONDS),
                     ("active_requests", "I"),
                     ("engine", f"{_NAME_BYTES}s"),
                 ]
@@ -70,7 +81,11 @@ class LoadHeatmap(RecordFile):
         """Sets the row of slot 0..255."""
         assert 0 <= slot < HEATMAP_ROWS
         name = text_field(row.engine, _NAME_BYTES)
-        values = (row.entropy_score, row.memory_percent, row.updated, row.active_requests, name)
+        assert len(row.util_percent_next_5s) == len(row.memory_percent_next_5s) == HORIZON_S
+        values = (
+            row.entropy_score, row.memory_percent, row.updated, *row.util_percent_next_5s,
+            *row.memory_percent_next_5s, row.active_requests, name,
+        )  # fmt: skip
         self._write(0, slot, values)
 
     def clear(self, slot: int) -> None:
@@ -86,6 +101,8 @@ class LoadHeatmap(RecordFile):
                 int(row["active_requests"]),
                 float(row["memory_percent"]),
                 float(row["updated"]),
+                tuple(float(row[f"util_{second}"]) for second in _SECONDS),
+                tuple(float(row[f"memory_{second}"]) for second in _SECONDS),
             )
             for row in self._read_all(0)
             if row["sequence"] and row["engine"]
@@ -309,13 +326,16 @@ DUMPABLE: Final = ("load_heatmap", "kv_snapshot_meta", "stall_detect_cfg")
 
 
 def dump(name: str, path: Path) -> list[dict[str, Any]]:
-    """The rows of a table file as plain dicts, for text or JSON; text, int and float values only.
+    """The rows of a table file as plain dicts, for text or JSON: text, numbers, lists of numbers.
 
     `name`: one of `DUMPABLE`, or `engine_board`. Raises `TableError`.
     """
     if name == "load_heatmap":
         with closing(LoadHeatmap.open_reader(path)) as heatmap:
-            return [asdict(row) for row in heatmap.rows()]
+            return [
+                {name: list(value) if isinstance(value, tuple) else value for name, value in row}
+                for row in (asdict(row).items() for row in heatmap.rows())
+            ]
     if name == "kv_snapshot_meta":
         with closing(KvSnapshotMeta.open_reader(path)) as snapshots:
             return [asdict(row) for row in snapshots.rows()]

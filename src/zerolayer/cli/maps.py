@@ -35,8 +35,9 @@ def dump(
     table: Annotated[
         TableName,
         typer.Argument(
-            help="load_heatmap: each engine's load. kv_snapshot_meta: where the KV cache of each "
-            "stream is kept. stall_detect_cfg: when an engine counts as stalled."
+            help="load_heatmap: each engine's load, now and in each of the next 5 s. "
+            "kv_snapshot_meta: where the KV cache of each stream is kept. "
+            "stall_detect_cfg: when an engine counts as stalled."
         ),
     ],
     as_json: Annotated[
@@ -112,4 +113,6 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
 
 
 def _text(value: object) -> str:
+    if isinstance(value, list):
+        return " ".join(f"{each:.0f}" for each in value)
     return f"{value:.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

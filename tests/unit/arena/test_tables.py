@@ -25,7 +25,9 @@ def snapshot(stream: str, updated: float = 1.0) -> SnapshotRow:
 
 def test_a_heat_map_row_is_read_back_and_a_cleared_one_is_gone(tmp_path: Path) -> None:
     table = LoadHeatmap.create(tmp_path / "t")
-    row = LoadRow("e7", 0.25, 12, 61.5, 1700000000.5)
+    row = LoadRow(
+        "e7", 0.25, 12, 61.5, 1700000000.5, (1.0, 2.0, 3.0, 4.0, 125.0), (5.0, 4.0, 3.0, 2.0, 1.0)
+    )
     table.write(7, row)
     table.write(0, LoadRow("e0", 0.0, 0, 0.0, 1.0))
     reader = LoadHeatmap.open_reader(tmp_path / "t")

@@ -38,11 +38,14 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_table_is_dumped_as_json_and_as_text(runtime: RuntimeDir) -> None:
     table = LoadHeatmap.create(runtime.table_path("load_heatmap"))
-    table.write(0, LoadRow("e0", 0.5, 3, 41.5, 1.0))
+    table.write(0, LoadRow("e0", 0.5, 3, 41.5, 1.0, (10.0, 20.0, 30.0, 40.0, 50.4)))
     result = runner.invoke(app, ["maps", "dump", "load_heatmap", "--json"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)[0]["active_requests"] == 3
-    assert "41.5" in runner.invoke(app, ["maps", "dump", "load_heatmap"]).stdout
+    assert json.loads(result.stdout)[0]["util_percent_next_5s"] == [10.0, 20.0, 30.0, 40.0, 50.4]
+    text = runner.invoke(app, ["maps", "dump", "load_heatmap"]).stdout
+    assert "41.5" in text
+    assert "util_percent_next_5s = 10 20 30 40 50\n" in text
 
 
 def test_settings_change_while_it_runs_and_a_wrong_one_changes_nothing(

@@ -1,0 +1,75 @@
+"""The live fleet's placement: the policy, the forecast that it reads, and the rules around both."""
+
+import random
+from typing import TYPE_CHECKING
+
+from zerolayer.core.fleet_state import FleetState
+from zerolayer.core.outcome import Outcome
+from zerolayer.dispatch.asked import asked
+from zerolayer.dispatch.choices import Admission, PlacementChoices
+from zerolayer.dispatch.drain_rule import DrainRule
+from zerolayer.dispatch.heat import heat_of
+from zerolayer.dispatch.outlook import Outlook
+from zerolayer.dispatch.policies.base import PlacementRequest
+from zerolayer.dispatch.policies.registry import policy_entry
+from zerolayer.dispatch.policies.zerolayer import ZeroLayer
+
+if TYPE_CHECKING:
+    from zerolayer.stitch.driver import FleetDriver
+
+#: How often the forecast is made anew and the drain rule takes a sample.
+EVERY_NS = 200_000_000
+
+
+class Placing:
+    """One per fleet; `FleetWatch` ticks it."""
+
+    def __init__(self, choices: PlacementChoices, engines: int) -> None:
+        self.choices = choices
+        self.policy = policy_entry(choices.policy).make(random.Random())
+        self.outlook = Outlook(engines)
+        self._judge = ZeroLayer()
+        self._drain = DrainRule(engines, choices.drain)
+        self._next_ns = 0
+        self._domains_of = 0  # slots whose domain is set
+
+    def tick(self, driver: "FleetDriver", now_ns: int) -> None:
+        """Once every `EVERY_NS`: forecast, drain rule, domains of slots that are new."""
+        if now_ns < self._next_ns:
+            return
+        self._next_ns = now_ns + EVERY_NS
+        fleet = driver.fleet
+        self.set_domains(fleet)
+        self.outlook.refresh(now_ns, fleet, driver.placed_streams())
+        self._sample(fleet)
+
+    def set_domains(self, fleet: FleetState) -> None:
+        """Give each slot the operator's domain, also those that were added later."""
+        if self._domains_of == fleet.engines:
+            return
+        for slot in range(fleet.engines):
+            fleet.set_domain(slot, self.choices.domain_of(slot))
+        self._domains_of = fleet.engines
+
+    def refused_for_s(self, driver: "FleetDriver") -> float | None:
+        """Seconds after which a request may be let in that must be refused now, or None.
+
+        Asked before an answer begins, when its length is not known: the smallest request would be
+        too much for each engine. A request is judged once.
+        """
+        wishes = asked.get()
+        if self.choices.admission is Admission.QUEUE or (wishes is not None and wishes.admitted):
+            return None
+        request = PlacementRequest(1, int(self.outlook.expected_output()))
+        wait_s = self._judge.retry_after_s(driver.fleet, request)
+        if wishes is not None:
+            wishes.admitted, wishes.retry_after_s = wait_s is None, wait_s
+        if wait_s is not None:
+            outcomes = driver.totals.outcomes
+            outcomes[Outcome.REFUSED.label] = outcomes.get(Outcome.REFUSED.label, 0) + 1
+        return wait_s
+
+    def _sample(self, fleet: FleetState) -> None:
+        heat = heat_of(fleet)
+        hot = self._drain.sample_all(heat.util.tolist(), heat.mem.tolist())
+        fleet.hot[:] = hot

@@ -1,0 +1,149 @@
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from zerolayer.core.errors import ConfigError
+from zerolayer.core.fleet_state import EngineReport, FleetState
+from zerolayer.dispatch.asked import Asked, asked
+from zerolayer.dispatch.choices import Admission, PlacementChoices, parse_domains
+from zerolayer.dispatch.outlook import Streams
+from zerolayer.engines.placing import EVERY_NS, Placing
+from zerolayer.stitch.driver import Totals
+
+
+class Driver:
+    """A fleet of engines with 4 places and 1000 tokens each, as far as `Placing` looks at it."""
+
+    def __init__(self, engines: int = 2) -> None:
+        self.fleet = FleetState(engines)
+        self.totals = Totals()
+        self.streams: list[tuple[int, int, int, int]] = []
+        for engine in range(engines):
+            self.fleet.set_standing(engine, accepts=True)
+            self.fleet.set_capacity(engine, requests_max=4, kv_tokens=1000)
+
+    def load(self, engine: int, streams: int, kv_used: float) -> None:
+        for _ in range(streams):
+            self.fleet.placed(engine, 10)
+            self.fleet.first_token(engine, 10)
+            self.streams.append((engine, 20, 10, 0))
+        self.fleet.report(engine, EngineReport(kv_used, 0, 0.05, 0.001, 0.001))
+
+    def placed_streams(self) -> Streams:
+        return Streams.of(self.streams)
+
+
+def placing(driver: Any, **choices: Any) -> Placing:
+    return Placing(PlacementChoices(**choices), driver.fleet.engines)
+
+
+def tick(each: Placing, driver: Any, times: int) -> None:
+    for number in range(times):
+        each.tick(driver, (number + 1) * EVERY_NS)
+
+
+def test_the_forecast_is_there_after_the_first_tick() -> None:
+    driver = Driver()
+    driver.load(1, 2, 0.1)
+    tick(placing(driver), driver, 1)
+    assert driver.fleet.forecast_util[1, 0] > driver.fleet.forecast_util[0, 0]
+    assert driver.fleet.forecast_mem[1, 0] > 0.0
+
+
+def test_an_engine_is_hot_after_three_samples_in_a_row_and_not_before() -> None:
+    driver = Driver()
+    driver.load(0, 4, 0.97)
+    each = placing(driver)
+    tick(each, driver, 2)
+    assert not driver.fleet.hot.any()
+    each.tick(driver, 3 * EVERY_NS - 1)  # not yet time for a sample
+    assert not driver.fleet.hot.any()
+    each.tick(driver, 3 * EVERY_NS)
+    assert driver.fleet.hot.tolist() == [True, False]
+
+
+def test_slots_get_the_operators_domains_also_later_ones() -> None:
+    driver = Driver(2)
+    each = placing(driver, domains=parse_domains("1"))
+    tick(each, driver, 1)
+    assert driver.fleet.domain.tolist() == [1, 0]
+    driver.fleet.resize(3)
+    driver.fleet.set_standing(2, accepts=True)
+    each.tick(driver, 9 * EVERY_NS)
+    assert driver.fleet.domain.tolist() == [1, 0, 1]
+
+
+def test_an_unknown_policy_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(ConfigError, match="least_requests"):
+        placing(Driver(), policy="fastest")
+
+
+@pytest.fixture
+def wishes() -> Any:
+    mine = Asked()
+    token = asked.set(mine)
+    yield mine
+    asked.reset(token)
+
+
+def full() -> Driver:
+    driver = Driver()
+    for engine in range(2):
+        driver.load(engine, 6, 0.99)
+    return driver
+
+
+def test_a_queueing_fleet_refuses_nobody(wishes: Asked) -> None:
+    driver = full()
+    each = placing(driver)
+    tick(each, driver, 1)
+    assert each.refused_for_s(driver) is None  # type: ignore[arg-type]
+
+
+def test_a_full_fleet_that_may_refuse_says_when_to_come_back(wishes: Asked) -> None:
+    driver = full()
+    each = placing(driver, admission=Admission.REJECT)
+    tick(each, driver, 1)
+    wait_s = each.refused_for_s(driver)  # type: ignore[arg-type]
+    assert wait_s is not None
+    assert wait_s >= 1.0
+    assert wishes.retry_after_s == wait_s
+    assert driver.totals.outcomes == {"refused": 1}
+
+
+def test_a_request_that_was_let_in_once_is_not_judged_again(wishes: Asked) -> None:
+    driver = Driver()
+    each = placing(driver, admission=Admission.REJECT)
+    assert each.refused_for_s(driver) is None  # type: ignore[arg-type]
+    for engine in range(2):
+        driver.load(engine, 6, 0.99)
+    tick(each, driver, 1)
+    assert each.refused_for_s(driver) is None  # type: ignore[arg-type]
+    wishes.admitted = False
+    assert each.refused_for_s(driver) is not None  # type: ignore[arg-type]
+
+
+def test_a_fleet_without_engines_lets_requests_wait_for_one(wishes: Asked) -> None:
+    driver = full()
+    driver.fleet.accepts[:] = False
+    each = placing(driver, admission=Admission.REJECT)
+    assert each.refused_for_s(driver) is None  # type: ignore[arg-type]
+
+
+def test_vllms_question_is_asked_first_and_ours_answers_429() -> None:
+    pytest.importorskip("vllm")
+    from zerolayer.app.admission import install_admission
+
+    asked_of: list[tuple[int, str | None]] = []
+    llm = SimpleNamespace(check_admission=lambda n, request_id: asked_of.append((n, request_id)))
+    answers: list[float | None] = [None, 2.0]
+    fleet = SimpleNamespace(
+        placing=SimpleNamespace(refused_for_s=lambda driver: answers.pop(0)), driver=None
+    )
+    install_admission(llm, fleet)  # type: ignore[arg-type]
+    llm.check_admission(3)
+    with pytest.raises(Exception, match="try again in 2 s") as refused:
+        llm.check_admission(request_id="r")
+    assert refused.value.http_status == 429  # type: ignore[attr-defined]
+    assert asked_of == [(3, None), (1, "r")]
