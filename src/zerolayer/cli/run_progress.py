@@ -1,11 +1,15 @@
 """A bar over many runs, with what is at work now and the time that is left."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+SAY_EVERY_S = 15.0
+"""Where there is no terminal to draw a bar on, a line so often."""
 
 
 @contextmanager
@@ -29,9 +33,18 @@ def run_progress(console: "Console", runs: float) -> Iterator[Callable[[float, s
     )
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("simulating", total=runs)
+        said_s = began_s = time.monotonic()
 
         def watch(done: float, what: str) -> None:
+            nonlocal said_s
             progress.update(task, completed=done, description=what)
+            now_s = time.monotonic()
+            if not console.is_terminal and now_s - said_s > SAY_EVERY_S:
+                said_s = now_s
+                console.print(
+                    f"{what}: {done:.1f} of {runs:.0f} runs after {now_s - began_s:.0f} s",
+                    highlight=False, soft_wrap=True,
+                )  # fmt: skip
 
         yield watch
 

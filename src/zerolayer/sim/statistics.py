@@ -31,6 +31,8 @@ BEYOND_MIN = 5.0
 REPLICATES = 400
 """Bootstrap draws. The ends of a 95 % interval then rest on ten draws each."""
 BLOCKS_PER_RUN = 50
+RANKS_PER_DEVIATION = 8
+"""How finely draws are told apart: ranks per standard deviation of a quantile's rank."""
 SEEDS_FEW = 10
 """With fewer seeds than this, blocks within each seed are drawn too."""
 _BOOTSTRAP_SEED = 20_261_130
@@ -209,26 +211,38 @@ class Resampling:
         return self._estimate(float(values.mean()), means)
 
     def quantiles(self, values: Floats, shares: Sequence[float]) -> tuple[Estimate, ...]:
-        """Nearest-rank quantiles of values, one per row, which may be infinite."""
+        """Nearest-rank quantiles of values, one per row, which may be infinite. A draw's quantile
+        is rounded up to one of the ranks of `_ranks`."""
         order = np.argsort(values, kind="stable")
-        ordered, block = values[order], self._block[order]
-        places = np.empty((len(self._draws), len(shares)), dtype=np.int64)
-        for number, draw in enumerate(self._draws):
-            weight = np.cumsum(draw[block])
-            wanted = np.asarray(shares) * weight[-1] - 1e-9 * max(1, weight[-1])
-            places[number] = np.searchsorted(weight, wanted)
-        found = ordered[np.minimum(places, len(ordered) - 1)]
-        return tuple(
-            self._estimate(
-                quantile_of(values, share), found[:, at], thin=is_thin(len(values), share)
-            )
-            for at, share in enumerate(shares)
-        )
+        ordered, ranks = values[order], _ranks(len(values))
+        cell = self._block[order] * len(ranks) + np.searchsorted(ranks, np.arange(len(values)))
+        blocks = self._draws.shape[1]
+        counts = np.bincount(cell, minlength=blocks * len(ranks)).reshape(blocks, len(ranks))
+        weights = self._draws.astype(np.float64) @ counts.cumsum(axis=1).astype(np.float64)
+        found = []
+        for share in shares:
+            wanted = share * weights[:, -1:] - 1e-9 * weights[:, -1:]
+            drawn = ordered[ranks[(weights >= wanted).argmax(axis=1)]]
+            value = quantile_of(values, share)
+            found.append(self._estimate(value, drawn, thin=is_thin(len(values), share)))
+        return tuple(found)
 
     @staticmethod
     def _estimate(value: float, replicates: Floats, *, thin: bool = False) -> Estimate:
         low, high = np.quantile(replicates, (_TAIL, 1.0 - _TAIL), method="nearest")
         return Estimate(value, float(low), float(high), thin)
+
+
+def _ranks(count: int) -> Ints:
+    """Ranks that a bootstrap looks at, ascending from 0 to count - 1.
+
+    The d-th rank from the top moves by about sqrt(d) from draw to draw, so they lie that far apart
+    divided by RANKS_PER_DEVIATION: d = (k / (2 * RANKS_PER_DEVIATION))^2.
+    """
+    steps = np.arange(2 * RANKS_PER_DEVIATION * np.sqrt(count) + 1)
+    below = np.minimum((steps / (2 * RANKS_PER_DEVIATION)) ** 2, count - 1)
+    ranks: Ints = np.unique(count - 1 - below.round().astype(np.int64))
+    return ranks
 
 
 def is_thin(requests: int, share: float) -> bool:
