@@ -59,6 +59,8 @@ class SimEngine:
         self.last_work = (0, 0, 0)
         self.steps = 0
         self.preemptions = 0
+        self.generated = 0
+        """Tokens that streams got from here."""
         self.hit_tokens = 0
         self.computed_tokens = 0
         self.restored_tokens = 0
@@ -253,6 +255,7 @@ class SimEngine:
         if not streams:
             return
         self._stream_s += streams * lasted
+        self.generated += streams * steps
         self.context += streams * steps
         self.kv.grow(streams * steps)
         self._gaps.note(self.step, longest)
@@ -334,6 +337,7 @@ class SimEngine:
             seq.private -= len(new) * self.kv.block_tokens
         seq.base = seq.context + 1
         seq.joined = seq.flushed = self.step
+        self.generated += 1
         self.decodes += 1
         self.context += seq.base
         last = seq.owed == 1
@@ -411,7 +415,7 @@ class SimEngine:
         return kept
 
     def _take_aborts(self) -> None:
-        wanted, self._aborts = set(self._aborts), []
+        wanted, self._aborts = dict.fromkeys(self._aborts), []
         for seq in self.waiting:
             if seq.request_id in wanted:
                 seq.alive = False

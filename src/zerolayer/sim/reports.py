@@ -6,21 +6,37 @@ first steps a model is taught one step in LEARN_EVERY_S, which is where the time
 engine is known by its steps alone. Models start at the hardware's nominal times.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from zerolayer.core.engine_state import EngineEvent
-from zerolayer.core.fleet_state import EngineReport, Floats
+from zerolayer.core.fleet_state import EngineReport, Floats, MemoryReport
 from zerolayer.dispatch.cost import StepCostModel, StepWork
+from zerolayer.dispatch.drain_rule import DrainRule
+from zerolayer.dispatch.heat import heat_of
 from zerolayer.sim.engine import SimEngine
 from zerolayer.sim.profiles import EngineProfile
 from zerolayer.stitch.driver import FleetDriver
 
 REPORT_EVERY_S = 0.015
 FORECAST_EVERY_S = 0.2
+MEMORY_S = 1.0
+"""Rates forget the past with this time constant, as live."""
 LEARN_EVERY_S = 0.1
 STEPS_ALL_LEARNED = 20
 SUSPECT_AFTER_S = 0.08
 """Lateness of a step that makes its engine a suspect: `threshold_ms` of the stall detector."""
+
+
+@dataclass(slots=True)
+class _Rates:
+    """An engine's counters at the last picture, and the rates that follow from them."""
+
+    tokens: int = 0
+    written: int = 0
+    tokens_per_s: float = 0.0
+    written_per_s: float = 0.0
 
 
 class Reports:
@@ -29,8 +45,8 @@ class Reports:
     def __init__(
         self, driver: FleetDriver, engines: list[SimEngine], profile: EngineProfile, *, watch: bool
     ) -> None:
-        """`watch`: late steps make an engine suspect, as our fleet does; others have no such
-        rule."""
+        """`watch`: late steps make an engine suspect, a full one hot, and snapshots use its link,
+        as in our fleet; others have no such rules."""
         self._driver = driver
         self._engines = engines
         self._watch = watch
@@ -38,6 +54,10 @@ class Reports:
         self.costs = [StepCostModel(self._prior) for _ in engines]
         self._learned_s = [-1.0] * len(engines)
         self._reported_s = self._forecast_s = -1.0
+        self._rates = [_Rates() for _ in engines]
+        self._drain = DrainRule(len(engines))
+        self._snapshot_s_per_token = profile.restore_s_per_token
+        """Pages go out over the same link, and at the same pace, as they come in."""
 
     def forget(self, slot: int) -> None:
         """A new process is in this slot. Its machine is the same, and so is its model."""
@@ -70,9 +90,15 @@ class Reports:
                 if not engine.dead:
                     self._report(engine, now)
         if now - self._forecast_s >= FORECAST_EVERY_S:
-            self._forecast_s = now
+            passed_s, self._forecast_s = now - self._forecast_s, now
             driver = self._driver
+            for engine in self._engines:
+                if not engine.dead:
+                    self._picture(engine, passed_s)
             driver.outlook.refresh(now_ns, driver.fleet, driver.placed_streams())
+            if self._watch:
+                heat = heat_of(driver.fleet)
+                driver.fleet.hot[:] = self._drain.sample_all(heat.util.tolist(), heat.mem.tolist())
 
     def _report(self, engine: SimEngine, now: float) -> None:
         slot = engine.slot
@@ -90,6 +116,20 @@ class Reports:
         )
         if self._watch:
             self._judge(slot, late=engine.late_s(now) > expected_s + SUSPECT_AFTER_S)
+
+    def _picture(self, engine: SimEngine, passed_s: float) -> None:
+        """Memory and rates as `engines.picture` shows them; blocks are taken to be in one piece."""
+        rates = self._rates[engine.slot]
+        share = passed_s / (passed_s + MEMORY_S)
+        tokens, written = engine.generated, engine.generated + engine.computed_tokens
+        rates.tokens_per_s += share * ((tokens - rates.tokens) / passed_s - rates.tokens_per_s)
+        rates.written_per_s += share * ((written - rates.written) / passed_s - rates.written_per_s)
+        rates.tokens, rates.written = tokens, written
+        free = engine.kv.capacity - engine.kv.used
+        link_use = rates.written_per_s * self._snapshot_s_per_token if self._watch else 0.0
+        self._driver.fleet.picture(
+            engine.slot, MemoryReport(free, free, link_use, rates.tokens_per_s)
+        )
 
     def _judge(self, slot: int, *, late: bool) -> None:
         driver = self._driver
