@@ -17,7 +17,14 @@ import httpx
 from rich.console import Console
 
 from zerolayer.bench import chaos_signals
-from zerolayer.bench.compare import compare, gaps_around, summary, worst_gap_ms
+from zerolayer.bench.compare import (
+    compare,
+    gaps_around,
+    gaps_ms,
+    percentile,
+    summary,
+    worst_gap_ms,
+)
 from zerolayer.bench.failover_report import MODES, Trial, differences, report
 from zerolayer.bench.fleet_process import (
     HEAL_TIMEOUT_S,
@@ -99,6 +106,7 @@ class _Bench:
         self._rng = Random(options.seed)
         self._prompts: dict[int, list[int]] = {}
         self._references: dict[int, list[int]] = {}
+        self._itl_ms: dict[int, float] = {}
         self._missing_s: list[float] = []
         self._trials: list[Trial] = []
         self._missed = 0
@@ -121,6 +129,7 @@ class _Bench:
         return {
             **result,
             "undisturbed_repeats_exactly": repeated_exactly,
+            "undisturbed_itl_ms_p50": {str(k): ms for k, ms in self._itl_ms.items()},
             "missing_s": summary(self._missing_s),
             "faults_that_came_too_late": self._missed,
             "kills": options.kills,
@@ -153,6 +162,8 @@ class _Bench:
                 if record.broken or len(record.token_ids) != self._options.tokens:
                     raise EngineError(f"the undisturbed run failed: {record.fault or 'too short'}")
             self._references[context] = runs[0].token_ids
+            gaps = [gap for record in runs for gap in gaps_ms(record.arrivals_ns)]
+            self._itl_ms[context] = round(percentile(gaps, 0.5), 1)
             equal &= runs[0].token_ids == runs[1].token_ids
             self._say_line(
                 f"reference: {context} + {self._options.tokens} tokens, first token after "
