@@ -5,11 +5,13 @@ a version bump is then a list of places to look at and not a search.
 """
 
 import ast
+import asyncio
 import dataclasses
 import importlib
 import inspect
 import textwrap
 from dataclasses import dataclass
+from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +20,9 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from zerolayer.dispatch.asked import Asked, asked
+from zerolayer.dispatch.policies.base import Decision, Preference
+from zerolayer.dispatch.preference import Hints
 from zerolayer.engines import free_map, replay, resume
 from zerolayer.engines.client import FleetClient
 from zerolayer.engines.connector import ZeroLayerConnector
@@ -60,6 +65,8 @@ CALLED = (
     part("v1.engine.async_llm:AsyncLLM.from_vllm_config",
          "vllm_config enable_log_requests disable_log_stats aggregate_engine_logging",
          "app/serve.py"),
+    part("v1.engine.async_llm:AsyncLLM.check_admission", "n request_id",
+         "app/admission.py asks behind it"),
     part("v1.engine.output_processor:RequestOutputCollector.put", "output",
          "app/serve.py ends a lost stream with an error"),
     part("v1.attention.backends.cpu_attn:CPUAttentionBackendImpl.do_kv_cache_update",
@@ -298,6 +305,71 @@ def test_a_reader_of_an_in_host_queue_looks_again_whenever_its_wait_returns() ->
         f"vLLM's queue readers wait otherwise now; {needed_by} bounds each wait"
     )
     assert "while True:" in text, f"a wait that ends early is no longer harmless; {needed_by}"
+
+
+# -- placement: what a client asks, and a refusal in time -----------------------------------------
+
+ANSWERS = (
+    "entrypoints.openai.chat_completion.serving:OpenAIServingChat",
+    "entrypoints.openai.completion.serving:OpenAIServingCompletion",
+    "entrypoints.openai.responses.serving:OpenAIServingResponses",
+)
+
+
+@pytest.mark.parametrize("where", ANSWERS)
+def test_every_api_asks_for_admission_before_it_begins_an_answer(where: str) -> None:
+    needed_by = "app/admission.py refuses with 429, which a stream that has begun cannot carry"
+    assert "self._preflight(" in source(where, needed_by), (
+        f"vLLM's {where} does not call _preflight any more; {needed_by}"
+    )
+    base = "entrypoints.generate.base.serving:GenerateBaseServing._preflight"
+    assert "self.engine_client.check_admission(n)" in source(base, needed_by), (
+        f"vLLM's {base} no longer asks its engine client; {needed_by}"
+    )
+
+
+def test_a_refusal_becomes_an_answer_with_its_status_and_text() -> None:
+    needed_by = "app/admission.py"
+    error = found("exceptions:GracefulHTTPError", needed_by)("every engine is full", 429)
+    create = found(
+        "entrypoints.serve.exception_handling.error_response:create_error_response", needed_by
+    )
+    answer = create(type(error)(error.message, HTTPStatus(429)))
+    assert (answer.error.code, answer.error.message) == (429, "every engine is full"), (
+        "vLLM answers a GracefulHTTPError with another status or text now; app/admission.py needs "
+        "both"
+    )
+
+
+def test_middleware_is_still_loaded_by_its_path_and_outermost() -> None:
+    text = source(
+        "entrypoints.serve.middleware.register:init_entrypoints_middleware",
+        "app/vllm_words.py names our middleware there",
+    )
+    assert "for middleware in args.middleware:" in text
+    assert text.rindex("app.add_middleware(imported)") > text.rindex("AuthenticationMiddleware")
+
+
+async def test_what_the_door_reads_is_seen_where_an_engine_is_chosen_and_back() -> None:
+    needed_by = "dispatch/asked.py goes around vLLM's server by a context variable"
+    with_cancellation = found("entrypoints.serve.utils.api_utils:with_cancellation", needed_by)
+    decision = Decision(1, 0.5, None, "zerolayer")
+
+    async def handler(request: Any, raw_request: Any) -> str:
+        seen = asked.get()
+        assert seen is not None, f"vLLM runs handlers in another context now; {needed_by}"
+        seen.decision = decision
+        return seen.hints.preference.value
+
+    never = asyncio.Event()
+    wishes = Asked(Hints(Preference.COST_OPTIMAL))
+    token = asked.set(wishes)
+    try:
+        said = await with_cancellation(handler)(None, SimpleNamespace(receive=never.wait))
+    finally:
+        asked.reset(token)
+    assert said == "cost-optimal"
+    assert wishes.decision is decision
 
 
 # -- the memory picture ---------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def tick(each: Placing, driver: Any, times: int) -> None:
 
 
 def test_the_forecast_is_there_after_the_first_tick() -> None:
-    driver = Driver()
+    driver: Any = Driver()
     driver.load(1, 2, 0.1)
     tick(placing(driver), driver, 1)
     assert driver.fleet.forecast_util[1, 0] > driver.fleet.forecast_util[0, 0]
@@ -52,7 +52,7 @@ def test_the_forecast_is_there_after_the_first_tick() -> None:
 
 
 def test_an_engine_is_hot_after_three_samples_in_a_row_and_not_before() -> None:
-    driver = Driver()
+    driver: Any = Driver()
     driver.load(0, 4, 0.97)
     each = placing(driver)
     tick(each, driver, 2)
@@ -64,7 +64,7 @@ def test_an_engine_is_hot_after_three_samples_in_a_row_and_not_before() -> None:
 
 
 def test_slots_get_the_operators_domains_also_later_ones() -> None:
-    driver = Driver(2)
+    driver: Any = Driver(2)
     each = placing(driver, domains=parse_domains("1"))
     tick(each, driver, 1)
     assert driver.fleet.domain.tolist() == [1, 0]
@@ -87,8 +87,8 @@ def wishes() -> Any:
     asked.reset(token)
 
 
-def full() -> Driver:
-    driver = Driver()
+def full() -> Any:
+    driver: Any = Driver()
     for engine in range(2):
         driver.load(engine, 6, 0.99)
     return driver
@@ -98,14 +98,14 @@ def test_a_queueing_fleet_refuses_nobody(wishes: Asked) -> None:
     driver = full()
     each = placing(driver)
     tick(each, driver, 1)
-    assert each.refused_for_s(driver) is None  # type: ignore[arg-type]
+    assert each.refused_for_s(driver) is None
 
 
 def test_a_full_fleet_that_may_refuse_says_when_to_come_back(wishes: Asked) -> None:
     driver = full()
     each = placing(driver, admission=Admission.REJECT)
     tick(each, driver, 1)
-    wait_s = each.refused_for_s(driver)  # type: ignore[arg-type]
+    wait_s = each.refused_for_s(driver)
     assert wait_s is not None
     assert wait_s >= 1.0
     assert wishes.retry_after_s == wait_s
@@ -113,22 +113,22 @@ def test_a_full_fleet_that_may_refuse_says_when_to_come_back(wishes: Asked) -> N
 
 
 def test_a_request_that_was_let_in_once_is_not_judged_again(wishes: Asked) -> None:
-    driver = Driver()
+    driver: Any = Driver()
     each = placing(driver, admission=Admission.REJECT)
-    assert each.refused_for_s(driver) is None  # type: ignore[arg-type]
+    assert each.refused_for_s(driver) is None
     for engine in range(2):
         driver.load(engine, 6, 0.99)
     tick(each, driver, 1)
-    assert each.refused_for_s(driver) is None  # type: ignore[arg-type]
+    assert each.refused_for_s(driver) is None
     wishes.admitted = False
-    assert each.refused_for_s(driver) is not None  # type: ignore[arg-type]
+    assert each.refused_for_s(driver) is not None
 
 
 def test_a_fleet_without_engines_lets_requests_wait_for_one(wishes: Asked) -> None:
     driver = full()
     driver.fleet.accepts[:] = False
     each = placing(driver, admission=Admission.REJECT)
-    assert each.refused_for_s(driver) is None  # type: ignore[arg-type]
+    assert each.refused_for_s(driver) is None
 
 
 def test_vllms_question_is_asked_first_and_ours_answers_429() -> None:
