@@ -7,60 +7,42 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any
 
 import uvloop
-from pydantic import ValidationError
-from vllm.engine.arg_utils import AsyncEngineArgs
+from starlette.routing import BaseRoute
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.entrypoints.launchers.launcher import serve_http, setup_server
 from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
 from vllm.exceptions import GracefulHTTPError
 from vllm.platforms import current_platform
 from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
-from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import EngineCoreClient
+from vllm.v1.metrics.loggers import StatLoggerManager
 
+from zerolayer.app.admission import install_admission
+from zerolayer.app.roll_arguments import configure
+from zerolayer.app.vllm_words import ServeOptions, engine_config, parse_vllm_args
 from zerolayer.arena.runtime_dir import RuntimeDir, reclaim
 from zerolayer.core.errors import ConfigError, EngineError, ZeroLayerError
 from zerolayer.core.outcome import Outcome
 from zerolayer.engines.client import FleetClient
-from zerolayer.engines.fleet import Fleet, FleetEvent, FleetSettings, connector_config
+from zerolayer.engines.fleet import Fleet, FleetEvent, FleetSettings
+from zerolayer.engines.operations import OperationBusy
 from zerolayer.engines.status import status_of
 from zerolayer.engines.usage import install_usage_extras
 from zerolayer.engines.version import require_supported_vllm
+from zerolayer.gateway.operation_routes import operation_routes
 from zerolayer.gateway.routes import Health, admin_routes
-from zerolayer.gateway.sse import NoDoneAfterError
+
+__all__ = ["ServeOptions", "run_serve"]
 
 OnEvent = Callable[[FleetEvent], None]
-
-
-@dataclass(frozen=True)
-class ServeOptions:
-    """What `zerolayer serve` was asked for."""
-
-    model: str
-    """Path of a model folder, or a hub name."""
-    engines: int
-    host: str
-    port: int
-    snapshots: bool
-    snapshot_bytes: int
-    """Largest arena per engine and rank, in bytes."""
-    wait_for_engine_s: float
-    """How long a stream waits when no engine is left."""
-    log_dir: Path
-    vllm_args: tuple[str, ...]
-    """Passed to vLLM's own parser."""
-    environment: Mapping[str, str]
-    """Set in each engine's process before vLLM starts."""
 
 
 def run_serve(options: ServeOptions, on_event: OnEvent) -> int:
@@ -90,30 +72,6 @@ def run_serve(options: ServeOptions, on_event: OnEvent) -> int:
             raise _first_error(ours) from group
 
 
-def parse_vllm_args(options: ServeOptions) -> argparse.Namespace:
-    """vLLM's own arguments, with what Zero-Layer decides already in them."""
-    parser = make_arg_parser(FlexibleArgumentParser(prog="zerolayer serve MODEL --"))
-    words = ["--host", options.host, "--port", str(options.port), *options.vllm_args]
-    if current_platform.is_cpu() and not _given("--block-size", options.vllm_args):
-        words += ["--block-size", "32"]
-    args: argparse.Namespace = parser.parse_args([options.model, *words])
-    args.model = options.model
-    args.middleware = [*args.middleware, f"{NoDoneAfterError.__module__}.NoDoneAfterError"]
-    validate_parsed_serve_args(args)
-    for name in ("data_parallel_size", "api_server_count"):
-        if (getattr(args, name, None) or 1) > 1:
-            raise ConfigError(
-                f"--{name.replace('_', '-')}",
-                getattr(args, name),
-                "leave it out: the fleet's size is --engines",
-            )
-    return args
-
-
-def _given(flag: str, words: tuple[str, ...]) -> bool:
-    return any(word == flag or word.startswith(f"{flag}=") for word in words)
-
-
 class _Stopped(Exception):
     """SIGINT or SIGTERM came before the server had its own handlers."""
 
@@ -131,7 +89,7 @@ async def _serve(
     ):
         if plugin:
             manager(plugin)
-    vllm_config = _engine_config(args, options.model)
+    vllm_config = engine_config(args, options.model)
     url = _url(listen_address, options)
     runtime = RuntimeDir.create(url=url, model=options.model, started_unix=time.time())
     try:
@@ -139,7 +97,8 @@ async def _serve(
         with _stop_on_signals():
             async with Fleet.running(vllm_config, runtime, settings, on_event) as fleet:
                 await fleet.first_ready()
-                finish = await _serve_http(fleet, args, listen_address, sock, url)
+                fleet.steering.configure = partial(configure, fleet, options)
+                finish = await _serve_http(fleet, args, sock, url, options.remote_admin)
         await finish
     finally:
         runtime.remove()
@@ -149,33 +108,6 @@ async def _serve(
 def _url(listen_address: str, options: ServeOptions) -> str:
     host = "127.0.0.1" if options.host in ("", "0.0.0.0") else options.host
     return listen_address if listen_address.startswith("unix:") else f"http://{host}:{options.port}"
-
-
-def _engine_config(args: argparse.Namespace, model: str) -> Any:
-    """vLLM's config. What vLLM says of a wrong model becomes one sentence."""
-    engine_args = AsyncEngineArgs.from_cli_args(args)
-    if engine_args.kv_transfer_config is not None:
-        raise ConfigError(
-            "--kv-transfer-config",
-            engine_args.kv_transfer_config.kv_connector,
-            "leave it out: Zero-Layer uses vLLM's connector slot for its own snapshots",
-        )
-    engine_args.kv_transfer_config = connector_config()
-    try:
-        return engine_args.create_engine_config()
-    except (ValueError, OSError) as cause:
-        raise ConfigError(
-            "MODEL", model, f"vLLM cannot use it with these arguments: {_one_line(cause)}"
-        ) from cause
-
-
-def _one_line(cause: Exception) -> str:
-    """What an exception of vLLM or pydantic says, without the places where it was said."""
-    if isinstance(cause, ValidationError):
-        said = "; ".join(error["msg"] for error in cause.errors())
-    else:
-        said = " ".join(str(cause).split()) or repr(cause)
-    return said[:400]
 
 
 def _fleet_settings(options: ServeOptions) -> FleetSettings:
@@ -190,11 +122,18 @@ def _fleet_settings(options: ServeOptions) -> FleetSettings:
         wait_for_engine_s=options.wait_for_engine_s,
         log_dir=options.log_dir,
         environment=environment,
+        arguments=options.vllm_args,
+        offload=options.offload,
+        placement=options.placement,
     )
 
 
 async def _serve_http(
-    fleet: Fleet, args: argparse.Namespace, listen_address: str, sock: socket.socket, url: str
+    fleet: Fleet,
+    args: argparse.Namespace,
+    sock: socket.socket,
+    url: str,
+    remote_admin: bool,
 ) -> Any:
     """vLLM's own application with our routes in front, until a signal ends it.
 
@@ -206,9 +145,10 @@ async def _serve_http(
         app = build_app(args, tasks, llm.model_config)
         await init_app_state(llm, app.state, args, tasks)
         app.router.routes[:0] = admin_routes(
-            health=lambda: Health(fleet.engines_ready(), fleet.settings.engines),
+            health=lambda: Health(fleet.engines_ready(), len(fleet.supervisors)),
             status=lambda: status_of(fleet),
         )
+        app.router.routes[:0] = _steering_routes(fleet, remote=remote_admin)
         fleet.note_all(f"serving at {url}")
         log_config = get_uvicorn_log_config(args)
         more = {} if log_config is None else {"log_config": log_config}
@@ -231,6 +171,33 @@ async def _serve_http(
         )
 
 
+def _steering_routes(fleet: Fleet, *, remote: bool) -> list[BaseRoute]:
+    """The operator's orders, from HTTP to the fleet."""
+    steering, operations = fleet.steering, fleet.operations
+
+    async def drain(fields: Mapping[str, Any]) -> dict[str, Any]:
+        return steering.drain(fields["engine"], may_wait=fields["may_wait"]).as_json()
+
+    async def undrain(fields: Mapping[str, Any]) -> dict[str, Any]:
+        return steering.undrain(fields["engine"]).as_json()
+
+    async def roll(fields: Mapping[str, Any]) -> dict[str, Any]:
+        return (await steering.roll(fields["vllm_args"], may_wait=fields["may_wait"])).as_json()
+
+    async def scale(fields: Mapping[str, Any]) -> dict[str, Any]:
+        return steering.scale(fields["engines"], unchecked=fields["force"]).as_json()
+
+    async def back(fields: Mapping[str, Any]) -> dict[str, Any]:
+        return steering.back(fields["engine"]).as_json()
+
+    return operation_routes(
+        {"drain": drain, "undrain": undrain, "roll": roll, "scale": scale, "back": back},
+        lambda: operations.newest.as_json() if operations.newest is not None else None,
+        OperationBusy,
+        remote=remote,
+    )
+
+
 @contextlib.asynccontextmanager
 async def _async_llm(fleet: Fleet, args: argparse.Namespace) -> AsyncIterator[AsyncLLM]:
     """vLLM's AsyncLLM with our client in the place of its own."""
@@ -242,13 +209,31 @@ async def _async_llm(fleet: Fleet, args: argparse.Namespace) -> AsyncIterator[As
             disable_log_stats=args.disable_log_stats,
             aggregate_engine_logging=args.aggregate_engine_logging,
         )
+    install_admission(llm, fleet)
     client.output_task = lambda: llm.output_handler
     fleet.on_stream_failed = lambda *lost: _tell_client(llm, *lost)
+    fleet.on_engines = lambda engines: _count_more_engines(llm, client, engines)
     try:
         await llm.reset_mm_cache()
         yield llm
     finally:
         llm.shutdown()
+
+
+def _count_more_engines(llm: AsyncLLM, client: FleetClient, engines: int) -> None:
+    """Make room in vLLM's metrics, whose labels are fixed when they are made.
+
+    As vLLM's own elastic scaling does it: its counters begin anew (`rate()` sees a restart).
+    """
+    if engines <= len(client.engine_ranks_managed):
+        return
+    client.engine_ranks_managed = list(range(engines))
+    if llm.logger_manager is not None:
+        llm.logger_manager = StatLoggerManager(
+            vllm_config=llm.vllm_config, engine_idxs=client.engine_ranks_managed
+        )
+        if hasattr(llm, "_logger_ref"):
+            llm._logger_ref[0] = llm.logger_manager
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from zerolayer.core.errors import ConfigError, ZeroLayerError
 from zerolayer.core.limits import ENGINES_MAX
+from zerolayer.dispatch.choices import Domains, parse_domains
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -26,6 +27,25 @@ def check_numbers(engines: int, port: int, snapshot_gib: float, wait_for_engine_
         raise ConfigError("--snapshot-gib", snapshot_gib, "give GiB per engine, 0.001 to 100000")
     if not 0 <= wait_for_engine_s <= 86_400:
         raise ConfigError("--wait-for-engine", wait_for_engine_s, "give seconds, 0 to 86400")
+
+
+def check_policy(name: str) -> str:
+    """A way to choose that there is."""
+    from zerolayer.dispatch.policies.registry import POLICIES
+
+    if name not in POLICIES:
+        raise ConfigError("--policy", name, f"write one of: {', '.join(POLICIES)}")
+    return name
+
+
+def check_domains(text: str, engines: int) -> Domains:
+    """Slots as `parse_domains` reads them. A domain without an engine of the start is a mistake;
+    one that also names later slots is a fleet that will grow."""
+    domains = parse_domains(text)
+    for slots in domains:
+        if min(slots) >= engines:
+            raise ConfigError("--domains", text, f"this fleet has slots 0 to {engines - 1}")
+    return domains
 
 
 def check_model(model: str) -> str:

@@ -62,17 +62,35 @@ def find_url(url: str | None, wanted: str | None, shm: Path = SHM) -> str:
 
 def fetch_status(url: str) -> dict[str, Any]:
     """What the serving process says at `/zerolayer/status`. Raises `NoAnswer`."""
+    try:
+        status = fetch_json(url, STATUS_PATH)
+    except urllib.error.HTTPError as cause:
+        raise NoAnswer(f"{url} answers {cause.code}: not a Zero-Layer server") from cause
+    if "engines" not in status:
+        raise NoAnswer(f"{url} answers something else: not a Zero-Layer server")
+    return status
+
+
+def fetch_json(
+    url: str, path: str, body: dict[str, Any] | None = None, timeout_s: float = ANSWER_TIMEOUT_S
+) -> dict[str, Any]:
+    """The JSON object that a GET, or a POST of `body`, is answered with.
+
+    Raises `NoAnswer`, and urllib's `HTTPError` for a status that says no.
+    """
     if not url.startswith(("http://", "https://")):
         raise NoAnswer(f"{url} is not an http address; this command needs one")
+    data = json.dumps(body).encode() if body is not None else None
+    request = urllib.request.Request(url + path, data, {"content-type": "application/json"})
     # Straight there: a proxy from the environment knows nothing of this machine's ports.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(url + STATUS_PATH, timeout=ANSWER_TIMEOUT_S) as answer:
-            status = json.loads(answer.read(ANSWER_BYTES_MAX))
-    except urllib.error.HTTPError as cause:
-        raise NoAnswer(f"{url} answers {cause.code}: not a Zero-Layer server") from cause
+        with opener.open(request, timeout=timeout_s) as answer:
+            said = json.loads(answer.read(ANSWER_BYTES_MAX))
+    except urllib.error.HTTPError:
+        raise
     except TimeoutError as cause:
-        raise NoAnswer(f"{url} does not answer within {ANSWER_TIMEOUT_S:.0f} s") from cause
+        raise NoAnswer(f"{url} does not answer within {timeout_s:.0f} s") from cause
     except OSError as cause:
         reason = getattr(cause, "reason", cause)
         raise NoAnswer(
@@ -80,9 +98,9 @@ def fetch_status(url: str) -> dict[str, Any]:
         ) from cause
     except ValueError as cause:
         raise NoAnswer(f"{url} answers something else: not a Zero-Layer server") from cause
-    if not isinstance(status, dict) or "engines" not in status:
+    if not isinstance(said, dict):
         raise NoAnswer(f"{url} answers something else: not a Zero-Layer server")
-    return status
+    return said
 
 
 def _line(each: RuntimeDir) -> str:

@@ -8,7 +8,7 @@ from importlib import metadata
 import typer
 
 import zerolayer
-from zerolayer.cli import bench, chaos, demo, maps, serve, simulate, status, tune
+from zerolayer.cli import bench, chaos, demo, domains, maps, moves, serve, simulate, status, tune
 from zerolayer.cli.parsing import RootGroup
 
 app = typer.Typer(
@@ -22,6 +22,8 @@ app = typer.Typer(
 app.add_typer(serve.app)
 app.add_typer(status.app)
 app.add_typer(demo.app)
+app.add_typer(moves.app)
+app.add_typer(domains.app)
 app.add_typer(chaos.app, name="chaos")
 app.add_typer(maps.app, name="maps")
 app.add_typer(bench.app, name="bench")

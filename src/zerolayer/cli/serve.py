@@ -10,6 +10,12 @@ import typer
 from zerolayer.cli import before_start, environment
 from zerolayer.cli.packaged import PACKAGED_NAME, packaged_model
 from zerolayer.cli.parsing import PassThroughCommand, passed_through
+from zerolayer.dispatch.choices import (
+    DEFAULT_POLICY,
+    Admission,
+    PlacementChoices,
+    drain_thresholds,
+)
 
 app = typer.Typer()
 
@@ -63,6 +69,53 @@ WaitForEngine = Annotated[
         help="How long a stream waits for a restarted engine when none is left.",
     ),
 ]
+Offload = Annotated[
+    bool,
+    typer.Option(
+        help="Move running streams off an engine that is about to be too full, or that is much "
+        "slower than the others."
+    ),
+]
+RemoteAdmin = Annotated[
+    bool,
+    typer.Option(
+        "--remote-admin",
+        help="Obey drain, roll, scale and back from other machines too. They end engines and ask "
+        "for no password: only behind a proxy that does.",
+    ),
+]
+Policy = Annotated[
+    str, typer.Option(metavar="NAME", help="How engines are chosen; another one is for comparing.")
+]
+AdmissionChoice = Annotated[
+    Admission,
+    typer.Option(
+        help="What becomes of a new request when every engine is over its limits: it waits, or it "
+        "is answered with 429 and Retry-After."
+    ),
+]
+Domains = Annotated[
+    str,
+    typer.Option(
+        metavar="SLOTS",
+        help="Engines of equal hardware, balanced among themselves: 0,1;2,3 makes two domains. "
+        "Engines that are not named make one more.",
+    ),
+]
+DrainGpu = Annotated[
+    float,
+    typer.Option(
+        metavar="PERCENT",
+        help="An engine over this utilisation and over --drain-memory-percent gets new work only "
+        "when no other can have it.",
+    ),
+]
+DrainMemory = Annotated[
+    float, typer.Option(metavar="PERCENT", help="See --drain-gpu-percent; share of KV in use.")
+]
+DrainSamples = Annotated[
+    int, typer.Option(help="Samples in a row (5 a second) that must be over both.")
+]
 LogDir = Annotated[
     Path | None,
     typer.Option(
@@ -90,6 +143,9 @@ class ServeWords:
     wait_for_engine_s: float
     log_dir: Path
     verbose: bool
+    offload: bool
+    remote_admin: bool
+    placement: PlacementChoices
     vllm_args: tuple[str, ...]
 
 
@@ -103,11 +159,24 @@ def serve(
     snapshots: Snapshots = True,
     snapshot_gib: SnapshotGib = 1.0,
     wait_for_engine: WaitForEngine = 120.0,
+    offload: Offload = True,
+    policy: Policy = DEFAULT_POLICY,
+    admission: AdmissionChoice = Admission.QUEUE,
+    domains: Domains = "",
+    drain_gpu_percent: DrainGpu = 92.0,
+    drain_memory_percent: DrainMemory = 95.0,
+    drain_samples: DrainSamples = 3,
+    remote_admin: RemoteAdmin = False,
     log_dir: LogDir = None,
     verbose: Verbose = False,
 ) -> None:
     """See `HELP`."""
     before_start.check_numbers(engines, port, snapshot_gib, wait_for_engine)
+    placement = PlacementChoices(
+        policy=before_start.check_policy(policy), admission=admission,
+        domains=before_start.check_domains(domains, engines),
+        drain=drain_thresholds(drain_gpu_percent, drain_memory_percent, drain_samples),
+    )  # fmt: skip
     if model is not None:
         model = before_start.check_model(model)
     before_start.check_shared_memory(SHM)
@@ -116,6 +185,7 @@ def serve(
         model=model, engines=engines, host=host, port=port, snapshots=snapshots,
         snapshot_bytes=int(snapshot_gib * 2**30), wait_for_engine_s=wait_for_engine,
         log_dir=log_dir or environment.new_log_dir(datetime.now()), verbose=verbose,
+        offload=offload, remote_admin=remote_admin, placement=placement,
         vllm_args=passed_through(ctx),
     )  # fmt: skip
     before_start.check_log_dir(words.log_dir)
@@ -151,7 +221,8 @@ def _run(words: ServeWords) -> int:
         model=model, engines=words.engines, host=words.host, port=words.port,
         snapshots=words.snapshots, snapshot_bytes=words.snapshot_bytes,
         wait_for_engine_s=words.wait_for_engine_s, log_dir=words.log_dir,
-        vllm_args=vllm_args(words), environment={},
+        vllm_args=vllm_args(words), environment={}, offload=words.offload,
+        remote_admin=words.remote_admin, placement=words.placement,
     )  # fmt: skip
     return run_serve(options, progress.on_event)
 

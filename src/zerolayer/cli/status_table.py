@@ -12,6 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from zerolayer.cli.heat_strip import heat_view
+
 MOVES_SHOWN = 5
 EVENTS_SHOWN = 5
 _STATE_STYLES = {
@@ -31,7 +33,7 @@ def status_view(status: Mapping[str, Any], now_unix: float | None = None) -> Ren
     """Head line, one row per engine, reasons, totals, the last moves and the last events."""
     now = time.time() if now_unix is None else now_unix
     parts: list[RenderableType] = [_head(status, now), _engines(status)]
-    parts += [*_reasons(status), _totals(status)]
+    parts += [*_reasons(status), *_operation(status), *heat_view(status), _totals(status)]
     moves, events = status.get("recent_moves", []), status.get("events", [])
     if moves:
         parts.append(_moves(moves[-MOVES_SHOWN:]))
@@ -91,6 +93,15 @@ def _reasons(status: Mapping[str, Any]) -> list[RenderableType]:
     return [Text("\n".join(lines), style="yellow")] if lines else []
 
 
+def _operation(status: Mapping[str, Any]) -> list[RenderableType]:
+    """What was ordered last, while it runs or when it failed."""
+    operation = status.get("operation")
+    if not operation or operation["state"] == "done":
+        return []
+    said = f"{operation['what']}: {operation['error'] or operation['state']}"
+    return [Text(_cut(said, _LINE_CHARS_MAX), style="yellow")]
+
+
 def _bare_table(title: str | None = None) -> Table:
     return Table(
         title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=(0, 0)
@@ -105,7 +116,8 @@ def _totals(status: Mapping[str, Any]) -> Text:
         f"{streams['waiting_for_engine']} wait for an engine); ended: {outcomes or 'none'}\n"
         f"tokens {totals['tokens_delivered']}; late outputs dropped {totals['outputs_fenced']}\n"
         f"moved {totals['moves']} ({totals['resumed_from_snapshot']} from snapshots, "
-        f"{totals['resumed_by_prefill']} computed again)\n"
+        f"{totals['resumed_by_prefill']} computed again; "
+        f"{totals.get('moves_on_purpose', 0)} on purpose)\n"
         f"dispatch p50 {_cell(dispatch['p50_us'], 1)} us, p99 {_cell(dispatch['p99_us'], 1)} us"
     )
 

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,14 @@ from zerolayer.core.ids import engine_name
 from zerolayer.core.limits import EVENTS_KEPT
 from zerolayer.core.outcome import Outcome
 from zerolayer.core.ports import Clock
-from zerolayer.dispatch.policies import ExpectedWait
+from zerolayer.dispatch.choices import PlacementChoices
+from zerolayer.engines.arena_readers import ArenaReaders
 from zerolayer.engines.housekeeping import Housekeeping
 from zerolayer.engines.launcher import LaunchedEngine, Launcher, LaunchOrder, kill_tree
+from zerolayer.engines.offloading import Offloading
+from zerolayer.engines.operations import Operations
+from zerolayer.engines.picture import MemoryPicture
+from zerolayer.engines.placing import Placing
 from zerolayer.engines.port import (
     PROBE_STREAM,
     PortClient,
@@ -33,6 +38,7 @@ from zerolayer.engines.port import (
     why_not_resumable,
 )
 from zerolayer.engines.settings import CONFIG_KEY
+from zerolayer.engines.steering import Steering
 from zerolayer.engines.supervisor import SlotSupervisor
 from zerolayer.engines.watch import FleetWatch
 from zerolayer.stitch.driver import DriverHooks, FleetDriver
@@ -50,7 +56,7 @@ class FleetSettings:
     """What the operator chose for the fleet."""
 
     engines: int
-    """Slots, 1 to 256."""
+    """Slots at the start, 1 to 256; `Fleet.supervisors` has those of now."""
     snapshots: bool
     """Save each step's KV, so that a moved stream goes on from it."""
     snapshot_bytes: int
@@ -61,6 +67,12 @@ class FleetSettings:
     """Where each engine writes its log."""
     environment: dict[str, str]
     """Set in each engine's process before vLLM starts."""
+    arguments: tuple[str, ...] = ()
+    """The operator's words for vLLM that the config was made of."""
+    offload: bool = True
+    """Move streams off an engine before it is too full or too slow."""
+    placement: PlacementChoices = field(default_factory=PlacementChoices)
+    """How engines are chosen for streams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +114,37 @@ class Fleet:
         ]
         self.on_event: Callable[[FleetEvent], None] = lambda event: None
         self.on_stream_failed: Callable[[str, Outcome, str], None] = lambda *_: None
+        self.on_engines: Callable[[int], None] = lambda engines: None
+        """Called with the number of slots before an engine starts in a new one."""
+        self.arenas = ArenaReaders()
         hooks = DriverHooks(
             failed=self._stream_failed,
             restored_tokens=restored_tokens,
             abandoned=abandoned,
             why_not_resumable=why_not_resumable,
         )
-        self.driver = FleetDriver(settings.engines, ExpectedWait(), self.clock, hooks)
+        self.placing = placing = Placing(settings.placement, settings.engines)
+        self.driver = FleetDriver(
+            settings.engines, placing.policy, self.clock, hooks, placing.outlook
+        )
+        self.picture = MemoryPicture(self.driver.fleet, self.boards)
         self.launcher = Launcher()
         self.supervisors = [
             SlotSupervisor(slot, self.launcher, self.driver, self)
             for slot in range(settings.engines)
         ]
+        self.configs: list[VllmConfig] = [vllm_config] * settings.engines
+        """What each slot's engine is started with."""
+        self.trials: dict[int, VllmConfig] = {}
+        """What a slot's next start tries instead, once."""
+        self.arguments = settings.arguments
+        """The words for vLLM that are in force; a roll may change them."""
+        self.operations = Operations(self.note_all)
+        self.steering = Steering(self, self.operations)
         self._ports: dict[int, VllmPort] = {}
+        self._runs: dict[int, asyncio.Task[None]] = {}
         self.watch: FleetWatch | None = None
+        self._guard: Callable[[Any], asyncio.Task[Any]]
         self._closing = False
         self._loop = asyncio.get_running_loop()
 
@@ -133,10 +162,17 @@ class Fleet:
         fleet = cls(vllm_config, runtime, settings)
         fleet.on_event = on_event
         fleet.launcher.warm_up()
-        jobs = [supervisor.run() for supervisor in fleet.supervisors]
-        jobs += [fleet._expire_waiting(), FleetWatch(fleet).run(), Housekeeping(fleet).run()]
+        jobs = [
+            fleet._expire_waiting(), FleetWatch(fleet).run(), Housekeeping(fleet).run(),
+            fleet.operations.run(),
+        ]  # fmt: skip
+        if settings.offload:
+            jobs.append(Offloading(fleet).run())
         try:
-            async with _guarded(jobs):
+            async with _guarded(jobs) as guard:
+                fleet._guard = guard
+                for slot in range(settings.engines):
+                    fleet._run(slot)
                 yield fleet
         finally:
             fleet.close()
@@ -158,6 +194,37 @@ class Fleet:
                 job.cancel()
         fault = next((s.record.last_fault for s in self.supervisors if s.record.last_fault), "")
         raise EngineError(f"no engine could be started: {fault}")
+
+    def add_slot(self) -> SlotSupervisor:
+        """One more engine behind the last one; it starts at once."""
+        slot = self.driver.add_engine()
+        self.on_engines(slot + 1)
+        self.boards.append(EngineBoard.create(self.runtime.board_path(slot)))
+        self.configs.append(self.configs[0])
+        if self.watch is not None:
+            self.watch.resize(slot + 1)
+        self.supervisors.append(SlotSupervisor(slot, self.launcher, self.driver, self))
+        self._run(slot)
+        return self.supervisors[slot]
+
+    async def remove_slot(self, why: str) -> None:
+        """End the last engine and take its slot away. Its streams must have been moved."""
+        supervisor = self.supervisors[-1]
+        run = self._runs.pop(supervisor.slot)
+        if supervisor.live is not None:
+            supervisor.end(why, retire=True)
+        else:
+            run.cancel()  # it only starts, or waits for its next start
+        await asyncio.wait({run})
+        self.supervisors.pop()
+        self.configs.pop()
+        self.trials.pop(supervisor.slot, None)
+        if self.watch is not None:
+            self.watch.resize(supervisor.slot)
+        self._ports.pop(supervisor.slot, None)
+        self.driver.remove_engine()
+        self.boards.pop().close()
+        self.runtime.board_path(supervisor.slot).unlink(missing_ok=True)
 
     def engines_ready(self) -> int:
         """Engines that take new streams now."""
@@ -185,7 +252,7 @@ class Fleet:
         if self._closing:
             raise EngineError("the fleet is closing")
         name = engine_name(slot)
-        config = copy.deepcopy(self.vllm_config)
+        config = copy.deepcopy(self.trials.pop(slot, self.configs[slot]))
         self._tell_connector(config.kv_transfer_config, slot, incarnation)
         return LaunchOrder(
             name=name,
@@ -253,7 +320,7 @@ class Fleet:
         blocks = found.cache_config.num_gpu_blocks or 0
         self.driver.fleet.set_capacity(
             slot,
-            requests_max=own.scheduler_config.max_num_seqs,
+            requests_max=found.scheduler_config.max_num_seqs,
             kv_tokens=float(blocks * found.cache_config.block_size) or float("inf"),
         )
 
@@ -267,6 +334,7 @@ class Fleet:
         passed = self.driver.take_outputs(slot, ours)
         outputs.outputs = [output for _, output in passed]
         for owned, output in passed:
+            self.picture.generated(slot, len(output.new_token_ids))
             output.request_id = owned.stream.stream_id
             if owned.stream.epoch and len(owned.stream.delivered) > len(output.new_token_ids):
                 # The client side saw these once, with the stream's real first token.
@@ -291,6 +359,9 @@ class Fleet:
         if live is not None:
             live.end("vLLM reported a fatal error in its core")
 
+    def _run(self, slot: int) -> None:
+        self._runs[slot] = self._guard(self.supervisors[slot].run())
+
     async def _expire_waiting(self) -> None:
         wait_ns = int(self.settings.wait_for_engine_s * 1e9)
         while True:
@@ -312,15 +383,24 @@ def connector_config() -> KVTransferConfig:
 
 
 @asynccontextmanager
-async def _guarded(jobs: list[Any]) -> AsyncIterator[None]:
-    """Run the fleet's long-lived jobs beside the body; end them with it.
+async def _guarded(jobs: list[Any]) -> AsyncIterator[Callable[[Any], "asyncio.Task[Any]"]]:
+    """Run the fleet's long-lived jobs beside the body, and what the body adds; end them with it.
 
     A job that fails is a bug of ours: the group cancels the body and raises it.
     """
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(job) for job in jobs]
+        tasks: set[asyncio.Task[Any]] = set()
+
+        def guard(job: Any) -> "asyncio.Task[Any]":
+            task = group.create_task(job)
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+            return task
+
+        for job in jobs:
+            guard(job)
         try:
-            yield
+            yield guard
         finally:
             for task in tasks:
                 task.cancel()

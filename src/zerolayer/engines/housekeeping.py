@@ -5,9 +5,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerolayer.arena.reader import ArenaReader
-from zerolayer.arena.tables import KvSnapshotMeta, LoadHeatmap, LoadRow, SnapshotRow
+from zerolayer.arena.tables import KvSnapshotMeta, LoadHeatmap, SnapshotRow
 from zerolayer.core.ids import engine_name
+from zerolayer.engines.status_placement import load_rows
 
 if TYPE_CHECKING:
     from zerolayer.engines.fleet import Fleet
@@ -22,7 +22,8 @@ class Housekeeping:
         self._fleet = fleet
         self._heatmap = LoadHeatmap.create(fleet.runtime.table_path("load_heatmap"))
         self._snapshots = KvSnapshotMeta.create(fleet.runtime.table_path("kv_snapshot_meta"))
-        self._readers: dict[str, ArenaReader] = {}
+        self._readers = fleet.arenas
+        self._rows = 0
 
     async def run(self) -> None:
         """Work for ever."""
@@ -34,23 +35,17 @@ class Housekeeping:
 
     def _write_heatmap(self) -> None:
         fleet = self._fleet.driver.fleet
-        for slot in range(fleet.engines):
-            self._heatmap.write(
-                slot,
-                LoadRow(
-                    engine=engine_name(slot),
-                    entropy_score=0.0,
-                    active_requests=int(fleet.running_requests[slot]),
-                    memory_percent=100.0 * float(fleet.kv_used_fraction[slot]),
-                    updated=time.time(),
-                ),
-            )
+        for slot in range(fleet.engines, self._rows):
+            self._heatmap.clear(slot)
+        self._rows = fleet.engines
+        for slot, row in enumerate(load_rows(self._fleet, time.time())):
+            self._heatmap.write(slot, row)
 
     def _write_snapshots(self) -> None:
         """One row per live stream: where its snapshot is, how large, how far."""
         for stream_id, owned in self._fleet.driver.owned.items():
             engine = owned.stream.engine
-            reader = self._reader(owned.sources[0]) if owned.sources else None
+            reader = self._readers.get(owned.sources[0]) if owned.sources else None
             slot = reader.find(stream_id) if reader is not None else None
             if engine is None or slot is None:
                 continue
@@ -66,14 +61,6 @@ class Housekeeping:
                 )
             )
 
-    def _reader(self, path: str) -> ArenaReader | None:
-        reader = self._readers.get(path)
-        if reader is None:
-            reader = ArenaReader.open_or_none(Path(path))
-            if reader is not None:
-                self._readers[path] = reader
-        return reader
-
     def _release_arenas(self) -> None:
         """Unlink arenas of past incarnations once no stream may need them."""
         live = {port.arena for port in self._fleet.driver.ports if port is not None}
@@ -85,20 +72,18 @@ class Housekeeping:
             rank0 = self._rank0(path)
             if rank0 is None or rank0 in needed or self._starting(rank0):
                 continue
-            reader = self._readers.pop(rank0, None)
-            if reader is not None:
-                reader.close()
+            self._readers.close(rank0)
             path.unlink(missing_ok=True)
 
     def _forget_overtaken_sources(self, stream_id: str, sources: list[str]) -> None:
         """Drop older arenas of a stream once its newest one holds at least as much."""
         if len(sources) < 2:
             return
-        newest = self._reader(sources[0])
+        newest = self._readers.get(sources[0])
         slot = newest.find(stream_id) if newest is not None else None
         if slot is None:
             return
-        older = [self._reader(path) for path in sources[1:]]
+        older = [self._readers.get(path) for path in sources[1:]]
         found = [reader.find(stream_id) for reader in older if reader is not None]
         if all(view is None or view.watermark <= slot.watermark for view in found):
             del sources[1:]

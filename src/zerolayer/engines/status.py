@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from zerolayer.arena.board import CoreState
 from zerolayer.core.ids import engine_name
+from zerolayer.dispatch.heat import heat_of
+from zerolayer.engines.status_placement import engine_placement, placement_status
 from zerolayer.stitch.moves import MoveRecord
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ _INTERNAL_ID = re.compile(r"(?:\d+_)?(?P<external>.+)-[0-9a-f]{8}")
 def status_of(fleet: "Fleet") -> dict[str, Any]:
     """Everything that an operator sees of a fleet. Call it on the fleet's event loop."""
     info, driver = fleet.runtime.info, fleet.driver
-    totals = driver.totals
+    totals, heat = driver.totals, heat_of(driver.fleet)
     return {
         "instance": fleet.runtime.instance,
         "pid": info.pid,
@@ -31,13 +33,23 @@ def status_of(fleet: "Fleet") -> dict[str, Any]:
         "started": info.started,
         "snapshots": fleet.settings.snapshots,
         "log_dir": str(fleet.settings.log_dir),
-        "engines": [_engine(fleet, supervisor) for supervisor in fleet.supervisors],
+        "vllm_args": list(fleet.arguments),
+        "operation": _operation(fleet),
+        "engines": [
+            {
+                **_engine(fleet, supervisor),
+                **engine_placement(fleet, supervisor.slot, heat),
+            }
+            for supervisor in fleet.supervisors
+        ],
+        "placement": placement_status(fleet, heat),
         "streams": {"active": len(driver.owned), "waiting_for_engine": len(driver.waiting)},
         "totals": {
             "streams": totals.streams,
             "tokens_delivered": totals.tokens_delivered,
             "outputs_fenced": totals.outputs_fenced,
             "moves": totals.moves,
+            "moves_on_purpose": totals.moves_on_purpose,
             "resumed_from_snapshot": totals.resumed_from_snapshot,
             "resumed_by_prefill": totals.resumed_by_prefill,
             "outcomes": dict(totals.outcomes),
@@ -63,6 +75,7 @@ def _engine(fleet: "Fleet", supervisor: "SlotSupervisor") -> dict[str, Any]:
         "incarnation": fleet.driver.lives[slot].incarnation,
         "core_pid": pids[0] if pids else None,
         "worker_pids": list(pids[1:]),
+        "held": slot in fleet.driver.held,
         "streams": len(fleet.driver.on_engine[slot]),
         "running": board.running_requests,
         "waiting": board.waiting_requests,
@@ -75,6 +88,14 @@ def _engine(fleet: "Fleet", supervisor: "SlotSupervisor") -> dict[str, Any]:
         "missing_capacity_s": round(record.missing_capacity_s + _down_s(supervisor), 2),
         "snapshots": _snapshots(fleet, slot),
     }
+
+
+def _operation(fleet: "Fleet") -> dict[str, Any] | None:
+    """What an operator ordered last, without its lines; those are at `/zerolayer/operation`."""
+    newest = fleet.operations.newest
+    if newest is None:
+        return None
+    return {"what": newest.what, "state": newest.state, "error": newest.error}
 
 
 def _expected_step_ms(fleet: "Fleet", slot: int) -> float | None:
@@ -132,4 +153,6 @@ def _move(record: MoveRecord) -> dict[str, Any]:
         "restored_tokens": record.restored_tokens,
         "declared_unix": record.declared_unix,
         "after_declared_ms": round(record.after_declared_ms, 2),
+        "gap_ms": round(record.gap_ms, 2),
+        "on_purpose": record.on_purpose,
     }

@@ -13,6 +13,7 @@ from zerolayer.core.engine_state import EngineEvent, EngineState
 from zerolayer.core.errors import EngineError
 from zerolayer.core.ids import engine_name
 from zerolayer.engines.launcher import (
+    TERMINATE_GRACE_S,
     LaunchedEngine,
     Launcher,
     LaunchOrder,
@@ -116,9 +117,11 @@ class SlotSupervisor:
         self._failures = 0
         self._deaths: deque[float] = deque(maxlen=DEATHS_MAX)
         self._wake = asyncio.Event()
+        self._ended_for = ""  # why the operator ended this incarnation; empty: nobody did
+        self._retired = False
 
     async def run(self) -> None:
-        """Start, watch, restart; for ever."""
+        """Start, watch, restart; until the slot is retired."""
         while True:
             try:
                 await self._one_life()
@@ -127,6 +130,8 @@ class SlotSupervisor:
                 self._driver.apply(self.slot, EngineEvent.DIED)
             finally:
                 self.first_try_over.set()
+            if self._retired:
+                return
             await self._pause_before_restart()
             self._driver.apply(self.slot, EngineEvent.RESTARTED)
             self.record.restarts += 1
@@ -137,7 +142,24 @@ class SlotSupervisor:
         self._deaths.clear()
         self._wake.set()
 
+    @property
+    def failures(self) -> int:
+        """Starts that failed in a row, and deaths of engines that had not proved themselves."""
+        return self._failures
+
+    def end(self, why: str, *, retire: bool = False) -> None:
+        """End the live engine as the operator wants it: no fault, and no grudge.
+
+        It is started again at once; with `retire`, `run` returns instead. Its streams should have
+        been moved before; what is still there waits for an engine.
+        """
+        assert self.live is not None, "only a live engine is ended; a start is cancelled"
+        self._retired = self._retired or retire
+        self._ended_for = why
+        self.live.end(why)
+
     async def _one_life(self) -> None:
+        self._ended_for = ""
         incarnation = self._driver.lives[self.slot].incarnation
         order = self._hooks.order(self.slot, incarnation)
         self._hooks.note(self.slot, f"starting (incarnation {incarnation})")
@@ -159,16 +181,31 @@ class SlotSupervisor:
             self.first_try_over.set()
             why = await live.ended
             self.live = None
-            self._went_down(why)
-            await self._driver.move_all(self.slot, why, reachable=False)
-            kill_now(launched.pids)
-            # The moved streams load their pages now; tidying and restarting can wait for them.
-            await asyncio.sleep(SETTLE_S)
-            self._explain(launched, why)
+            if self._ended_for:
+                await self._end_as_ordered(launched, why)
+            else:
+                await self._end_as_found(launched, why)
         finally:
             unwatch()
             self.live = None
             live.tree.close()
+
+    async def _end_as_found(self, launched: LaunchedEngine, why: str) -> None:
+        self._went_down(why)
+        await self._driver.move_all(self.slot, why, reachable=False)
+        kill_now(launched.pids)
+        # The moved streams load their pages now; tidying and restarting can wait for them.
+        await asyncio.sleep(SETTLE_S)
+        self._explain(launched, why)
+
+    async def _end_as_ordered(self, launched: LaunchedEngine, why: str) -> None:
+        self._driver.engine_gone(self.slot)
+        self._failures = 0
+        self.record.down_since_ns, self.record.up_since = time.monotonic_ns(), 0.0
+        await self._driver.move_all(self.slot, why, reachable=True)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, kill_tree, launched.process, TERMINATE_GRACE_S)
+        self._hooks.note(self.slot, f"ended: {why}")
 
     async def _first_token(self, live: LiveEngine) -> None:
         """Admit the engine only once it has computed a token (its first steps are its slowest)."""

@@ -10,7 +10,7 @@ from zerolayer.arena.board import CoreState
 from zerolayer.arena.tables import StallDetectCfg, StallSettings
 from zerolayer.core.engine_state import EngineEvent, EngineState
 from zerolayer.core.fleet_state import EngineReport
-from zerolayer.dispatch.cost import StepCostModel, StepWork
+from zerolayer.dispatch.cost import ErrorPercentiles, StepCostModel, StepWork
 from zerolayer.dispatch.steps import StepSample, StepWatch
 from zerolayer.engines.lifetime import STALLED_NICE, renice
 from zerolayer.engines.supervisor import LiveEngine
@@ -36,6 +36,10 @@ TICK_S = 0.015
 #: How often a stalled engine is asked for a round trip, in seconds.
 PROBE_EVERY_S = 0.25
 
+#: The step by which engines are compared: four streams of 256 tokens each.
+REFERENCE_STEP = StepWork(prefill_tokens=0, decode_requests=4, context_tokens=1024)
+REFERENCE_LEARNED = 64
+
 
 class FleetWatch:
     """One tick every 15 ms: a synchronous look and judgement, then the moves."""
@@ -46,15 +50,15 @@ class FleetWatch:
         self._config.write(StallSettings())
         self._settings = StallSettings()
         self._detector = StallDetector(StallConfig())
-        slots = fleet.settings.engines
-        self._costs = [StepCostModel() for _ in range(slots)]
-        self._steps = [StepWatch() for _ in range(slots)]
-        self._seen: list[LiveEngine | None] = [None] * slots
-        self._stalled_ns = [0] * slots
-        self._was_stopped = [False] * slots
-        self._last_output_ns = [0] * slots
+        self._costs: list[StepCostModel] = []
+        self._steps: list[StepWatch] = []
+        self._seen: list[LiveEngine | None] = []
+        self._stalled_ns: list[int] = []
+        self._was_stopped: list[bool] = []
+        self._last_output_ns: list[int] = []
         self._probes: dict[int, asyncio.Task[bool]] = {}
         self._next_probe_ns = 0
+        self.resize(fleet.settings.engines)
         fleet.watch = self
 
     async def run(self) -> None:
@@ -67,10 +71,48 @@ class FleetWatch:
             for probe in self._probes.values():
                 probe.cancel()
 
+    def resize(self, slots: int) -> None:
+        """The fleet has so many slots now: new ones know nothing, those behind are forgotten."""
+        for slot in range(len(self._costs), slots):
+            self._costs.append(StepCostModel())
+            self._steps.append(StepWatch())
+            self._seen.append(None)
+            self._stalled_ns.append(0)
+            self._was_stopped.append(False)
+            self._last_output_ns.append(0)
+            self._detector.restarted(slot)
+        for slot in range(slots, len(self._costs)):
+            self._detector.restarted(slot)
+            if (probe := self._probes.pop(slot, None)) is not None:
+                probe.cancel()
+        for kept in (
+            self._costs, self._steps, self._seen, self._stalled_ns, self._was_stopped,
+            self._last_output_ns,
+        ):  # fmt: skip
+            del kept[slots:]
+
     def expected_step_s(self, slot: int) -> float:
         """What the slot's engine needs for its current kind of step, in seconds."""
         state = self._fleet.boards[slot].read_core() or CoreState()
         return self._costs[slot].expected_s(*_work(state))
+
+    def reference_step_s(self, slot: int) -> float | None:
+        """What the slot's engine needs for `REFERENCE_STEP`, in seconds; None while its cost model
+        has learned from fewer than `REFERENCE_LEARNED` steps."""
+        cost, work = self._costs[slot], REFERENCE_STEP
+        if cost.steps < REFERENCE_LEARNED:
+            return None
+        return cost.expected_s(work.prefill_tokens, work.decode_requests, work.context_tokens)
+
+    def step_errors(self, slot: int) -> ErrorPercentiles:
+        """How far the slot's predicted step times were off lately."""
+        return self._costs[slot].error_percentiles()
+
+    def decode_step_s(self, slot: int) -> float:
+        """What a step without prefill takes with the streams that decode there, in seconds."""
+        load = self._fleet.driver.fleet
+        decoding = int(load.running_requests[slot] - load.waiting_requests[slot])
+        return self._costs[slot].expected_s(0, decoding, int(load.running_tokens[slot]))
 
     def noted_output(self, slot: int) -> None:
         """An output of this engine has just come."""
@@ -88,6 +130,7 @@ class FleetWatch:
         for verdict in self._detector.tick(now_ns, evidence):
             await self._act(verdict)
         self._handle_stalled(now_ns)
+        self._fleet.placing.tick(self._fleet.driver, now_ns)
 
     def _follow_settings(self) -> None:
         """Operators change the table while the fleet runs."""
@@ -119,6 +162,8 @@ class FleetWatch:
         work = _work(state)
         expected_s = self._costs[slot].expected_s(*work)
         self._report(slot, state, expected_s)
+        block_tokens = self._fleet.vllm_config.cache_config.block_size
+        self._fleet.picture.look(slot, state, block_tokens, now_ns)
         owes = bool(self._fleet.driver.on_engine[slot]) or self._stalled_ns[slot] > 0
         late = now_ns - state.step_started_ns > 1e9 * expected_s
         tree = live.tree.look(threads=owes and late)
@@ -171,6 +216,9 @@ class FleetWatch:
 
     async def _act(self, verdict: Verdict) -> None:
         driver = self._fleet.driver
+        named = verdict.engines if isinstance(verdict, Starved) else (verdict.engine,)
+        if max(named) >= len(self._fleet.supervisors):
+            return  # the slot was taken away while an earlier verdict was carried out
         match verdict:
             case Suspect(engine, reason):
                 # Too frequent for the fleet's log: on busy cores most suspicions last one step.
