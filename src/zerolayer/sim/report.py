@@ -203,7 +203,8 @@ def _assumed(sections: Iterable[Section]) -> str:
         f"infinitely late. “Waits over {SLOW_S:g} s” counts requests whose first token or any "
         "later one kept the client waiting so long. Figures with a ring (°) rest on fewer than "
         "five requests beyond them. Green is the best of a column, grey is within the "
-        "interval of the best.</p>",
+        "interval of the best. A ratio (ours over the best other) has the interval of draws in "
+        "step: both met the same requests and faults, so it tells smaller differences apart.</p>",
         "<h2>What was assumed</h2>",
     ]
     for section in sections:

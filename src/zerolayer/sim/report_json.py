@@ -34,6 +34,7 @@ def _cell(report: CellReport) -> dict[str, Any]:
                 "value": _number(verdict.ours.value),
                 "best_other": verdict.best_other,
                 "best_other_value": _number(verdict.other.value),
+                "ratio": _estimate(verdict.ratio),
             }
             for verdict in verdicts(cell, report.figures)
         ],

@@ -115,8 +115,13 @@ def _verdict(verdict: Verdict) -> str:
         f'<td class="words {kind[verdict.standing]}">{duration(verdict.ours.value)} '
         f"({verdict.standing.value})<small>best other: {escape(verdict.best_other)} "
         f"{duration(verdict.other.value)}, {duration(verdict.other.low)} – "
-        f"{duration(verdict.other.high)}</small></td>"
+        f"{duration(verdict.other.high)}; ratio {ratio_text(verdict.ratio)}</small></td>"
     )
+
+
+def ratio_text(ratio: Estimate) -> str:
+    """A ratio with its interval."""
+    return f"{ratio.value:.2f} ({ratio.low:.2f} – {ratio.high:.2f})"
 
 
 def verdict_line(found: Sequence[Verdict]) -> str:

@@ -11,7 +11,7 @@ requests, because one fault or burst makes many neighbours late together.
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -37,6 +37,8 @@ SEEDS_FEW = 10
 """With fewer seeds than this, blocks within each seed are drawn too."""
 _BOOTSTRAP_SEED = 20_261_130
 _TAIL = 0.025
+SECONDS_TINY = 1e-6
+"""What a time of zero counts as where it divides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +84,25 @@ class PolicyFigures:
     """Mean over time of the standard deviation of utilisation over the engines; 0 is even."""
     moves_per_run: float
     """Streams that changed their engine unseen, on average over the runs."""
+    draws: dict[str, Floats] = field(compare=False, repr=False)
+    """Per measure, every bootstrap draw of its quantiles, shape (REPLICATES, QUANTILES)."""
 
     def quantile(self, measure: str, share: float) -> Estimate:
         """The estimate of one measure at one of QUANTILES."""
         return self.quantiles[measure][QUANTILES.index(share)]
+
+
+def ratio_of(ours: PolicyFigures, other: PolicyFigures, measure: str, share: float) -> Estimate:
+    """Our quantile over another policy's, with the interval of the paired draws: both met the same
+    requests and faults, so what moves both together falls out. NaN becomes 1 (both infinite)."""
+    at = QUANTILES.index(share)
+    mine, theirs = ours.quantile(measure, share), other.quantile(measure, share)
+    above = np.append(ours.draws[measure][:, at], mine.value)
+    below = np.maximum(np.append(other.draws[measure][:, at], theirs.value), SECONDS_TINY)
+    with np.errstate(invalid="ignore"):
+        ratios = np.nan_to_num(above / below, nan=1.0, posinf=np.inf)
+    low, high = np.quantile(ratios[:-1], (_TAIL, 1.0 - _TAIL), method="nearest")
+    return Estimate(float(ratios[-1]), float(low), float(high), mine.thin)
 
 
 class Standing(Enum):
@@ -113,6 +130,7 @@ def figures_of(results: Sequence[RunResult], replicates: int = REPLICATES) -> Po
     rows = np.concatenate([run.requests for run in runs])
     drawn = Resampling([len(run.requests) for run in runs], replicates)
     late = {measure: seconds_of(rows, measure) for measure in MEASURES}
+    tails = {measure: drawn.quantiles(values, QUANTILES) for measure, values in late.items()}
     waits: Bools = np.maximum(late["ttft_s"], late["worst_gap_s"]) > SLOW_S
     spreads = [spread_of(run.util) for run in runs]
     return PolicyFigures(
@@ -120,13 +138,14 @@ def figures_of(results: Sequence[RunResult], replicates: int = REPLICATES) -> Po
         continuation=runs[0].key.continuation,
         runs=len(runs),
         requests=len(rows),
-        quantiles={name: drawn.quantiles(values, QUANTILES) for name, values in late.items()},
+        quantiles={measure: estimates for measure, (estimates, _) in tails.items()},
         slow_share=drawn.mean(waits),
         slow_e2e_share=drawn.mean(late["e2e_s"] > SLOW_S),
         broken_share=drawn.mean(rows["ending"] == Ending.BROKEN),
         lost_share=drawn.mean(rows["ending"] == Ending.LOST),
         evenness=Resampling([len(s) for s in spreads], replicates).mean(np.concatenate(spreads)),
         moves_per_run=sum(len(run.moves) for run in runs) / len(runs),
+        draws={measure: draws for measure, (_, draws) in tails.items()},
     )
 
 
@@ -210,22 +229,32 @@ class Resampling:
         means = (self._draws @ sums) / np.maximum(1, self._draws @ sizes)
         return self._estimate(float(values.mean()), means)
 
-    def quantiles(self, values: Floats, shares: Sequence[float]) -> tuple[Estimate, ...]:
-        """Nearest-rank quantiles of values, one per row, which may be infinite. A draw's quantile
-        is rounded up to one of the ranks of `_ranks`."""
+    def quantiles(
+        self, values: Floats, shares: Sequence[float]
+    ) -> tuple[tuple[Estimate, ...], Floats]:
+        """Nearest-rank quantiles of values, one per row, which may be infinite; and every draw of
+        them, shape (replicates, shares)."""
+        drawn = self._drawn(values, shares)
+        estimates = tuple(
+            self._estimate(
+                quantile_of(values, share), drawn[:, at], thin=is_thin(len(values), share)
+            )
+            for at, share in enumerate(shares)
+        )
+        return estimates, drawn
+
+    def _drawn(self, values: Floats, shares: Sequence[float]) -> Floats:
+        """A draw's quantile is rounded up to one of the ranks of `_ranks`."""
         order = np.argsort(values, kind="stable")
         ordered, ranks = values[order], _ranks(len(values))
         cell = self._block[order] * len(ranks) + np.searchsorted(ranks, np.arange(len(values)))
         blocks = self._draws.shape[1]
         counts = np.bincount(cell, minlength=blocks * len(ranks)).reshape(blocks, len(ranks))
         weights = self._draws.astype(np.float64) @ counts.cumsum(axis=1).astype(np.float64)
-        found = []
-        for share in shares:
-            wanted = share * weights[:, -1:] - 1e-9 * weights[:, -1:]
-            drawn = ordered[ranks[(weights >= wanted).argmax(axis=1)]]
-            value = quantile_of(values, share)
-            found.append(self._estimate(value, drawn, thin=is_thin(len(values), share)))
-        return tuple(found)
+        totals = weights[:, -1:] * (1.0 - 1e-9)
+        places = [(weights >= share * totals).argmax(axis=1) for share in shares]
+        drawn: Floats = ordered[ranks[np.stack(places, axis=1)]]
+        return drawn
 
     @staticmethod
     def _estimate(value: float, replicates: Floats, *, thin: bool = False) -> Estimate:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zerolayer.sim.statistics import Cell, Estimate, PolicyFigures, Standing, standings
+from zerolayer.sim.statistics import Cell, Estimate, PolicyFigures, Standing, ratio_of, standings
 
 OURS = "zerolayer"
 """The policy that the verdict is about."""
@@ -22,6 +22,8 @@ class Verdict:
     ours: Estimate
     best_other: str
     other: Estimate
+    ratio: Estimate
+    """Ours over the best other, over draws in step; its interval above 1: ours is slower."""
 
 
 def verdicts(cell: Cell, figures: Sequence[PolicyFigures]) -> list[Verdict]:
@@ -32,6 +34,7 @@ def verdicts(cell: Cell, figures: Sequence[PolicyFigures]) -> list[Verdict]:
     found = []
     for measure, share in PROMISED:
         estimates = [row.quantile(measure, share) for row in figures]
+        rows = dict(zip(names, figures, strict=True))
         at = names.index(OURS)
         other = best_other(figures, measure, share)
         found.append(
@@ -42,7 +45,8 @@ def verdicts(cell: Cell, figures: Sequence[PolicyFigures]) -> list[Verdict]:
                 standings(estimates)[at],
                 estimates[at],
                 other,
-                estimates[names.index(other)],
+                rows[other].quantile(measure, share),
+                ratio_of(rows[OURS], rows[other], measure, share),
             )
         )
     return found

@@ -15,6 +15,7 @@ from zerolayer.sim.statistics import (
     figures_of,
     is_thin,
     quantile_of,
+    ratio_of,
     seconds_of,
     spread_of,
     standings,
@@ -100,6 +101,18 @@ def test_few_seeds_are_also_drawn_within_and_one_seed_still_has_an_interval() ->
 def test_within_the_interval_of_the_best_means_not_above_its_upper_end() -> None:
     best, close, far = Estimate(1.0, 0.8, 1.5), Estimate(1.5, 1.0, 3.0), Estimate(1.6, 0.9, 2.0)
     assert standings([far, best, close]) == [Standing.BEHIND, Standing.BEST, Standing.WITHIN]
+
+
+def test_a_ratio_to_a_run_that_is_half_as_fast_everywhere_is_a_half_without_doubt() -> None:
+    fast, slow = synthetic_run("a_policy"), synthetic_run("b_policy")
+    slow.requests["e2e_s"] = 2.0 * fast.requests["e2e_s"]
+    ratio = ratio_of(figures_of([fast]), figures_of([slow]), "e2e_s", 0.99)
+    assert (ratio.low, ratio.value, ratio.high) == pytest.approx((0.5, 0.5, 0.5))
+
+
+def test_a_ratio_of_two_that_never_end_is_one() -> None:
+    lost = figures_of([synthetic_run(requests=20, lost=20)])
+    assert ratio_of(lost, lost, "e2e_s", 0.5).value == 1.0
 
 
 @given(
