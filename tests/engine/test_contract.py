@@ -5,13 +5,11 @@ a version bump is then a list of places to look at and not a search.
 """
 
 import ast
-import asyncio
 import dataclasses
 import importlib
 import inspect
 import textwrap
 from dataclasses import dataclass
-from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,10 +18,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from zerolayer.dispatch.asked import Asked, asked
-from zerolayer.dispatch.policies.base import Decision, Preference
-from zerolayer.dispatch.preference import Hints
-from zerolayer.engines import free_map, replay, resume
+from zerolayer.engines import replay, resume
 from zerolayer.engines.client import FleetClient
 from zerolayer.engines.connector import ZeroLayerConnector
 from zerolayer.engines.port import PortClient, engine_request
@@ -305,98 +300,6 @@ def test_a_reader_of_an_in_host_queue_looks_again_whenever_its_wait_returns() ->
         f"vLLM's queue readers wait otherwise now; {needed_by} bounds each wait"
     )
     assert "while True:" in text, f"a wait that ends early is no longer harmless; {needed_by}"
-
-
-# -- placement: what a client asks, and a refusal in time -----------------------------------------
-
-ANSWERS = (
-    "entrypoints.openai.chat_completion.serving:OpenAIServingChat",
-    "entrypoints.openai.completion.serving:OpenAIServingCompletion",
-    "entrypoints.openai.responses.serving:OpenAIServingResponses",
-)
-
-
-@pytest.mark.parametrize("where", ANSWERS)
-def test_every_api_asks_for_admission_before_it_begins_an_answer(where: str) -> None:
-    needed_by = "app/admission.py refuses with 429, which a stream that has begun cannot carry"
-    assert "self._preflight(" in source(where, needed_by), (
-        f"vLLM's {where} does not call _preflight any more; {needed_by}"
-    )
-    base = "entrypoints.generate.base.serving:GenerateBaseServing._preflight"
-    assert "self.engine_client.check_admission(n)" in source(base, needed_by), (
-        f"vLLM's {base} no longer asks its engine client; {needed_by}"
-    )
-
-
-def test_a_refusal_becomes_an_answer_with_its_status_and_text() -> None:
-    needed_by = "app/admission.py"
-    error = found("exceptions:GracefulHTTPError", needed_by)("every engine is full", 429)
-    create = found(
-        "entrypoints.serve.exception_handling.error_response:create_error_response", needed_by
-    )
-    answer = create(type(error)(error.message, HTTPStatus(429)))
-    assert (answer.error.code, answer.error.message) == (429, "every engine is full"), (
-        "vLLM answers a GracefulHTTPError with another status or text now; app/admission.py needs "
-        "both"
-    )
-
-
-def test_middleware_is_still_loaded_by_its_path_and_outermost() -> None:
-    text = source(
-        "entrypoints.serve.middleware.register:init_entrypoints_middleware",
-        "app/vllm_words.py names our middleware there",
-    )
-    assert "for middleware in args.middleware:" in text
-    assert text.rindex("app.add_middleware(imported)") > text.rindex("AuthenticationMiddleware")
-
-
-async def test_what_the_door_reads_is_seen_where_an_engine_is_chosen_and_back() -> None:
-    needed_by = "dispatch/asked.py goes around vLLM's server by a context variable"
-    with_cancellation = found("entrypoints.serve.utils.api_utils:with_cancellation", needed_by)
-    decision = Decision(1, 0.5, None, "zerolayer")
-
-    async def handler(request: Any, raw_request: Any) -> str:
-        seen = asked.get()
-        assert seen is not None, f"vLLM runs handlers in another context now; {needed_by}"
-        seen.decision = decision
-        return seen.hints.preference.value
-
-    never = asyncio.Event()
-    wishes = Asked(Hints(Preference.COST_OPTIMAL))
-    token = asked.set(wishes)
-    try:
-        said = await with_cancellation(handler)(None, SimpleNamespace(receive=never.wait))
-    finally:
-        asked.reset(token)
-    assert said == "cost-optimal"
-    assert wishes.decision is decision
-
-
-# -- the memory picture ---------------------------------------------------------------------------
-
-
-def test_the_list_of_free_blocks_changes_by_the_methods_that_we_follow() -> None:
-    needed_by = "engines/free_map.py follows every change of it"
-    queue = found("v1.core.kv_cache_utils:FreeKVCacheBlockQueue", needed_by)
-    reading = {"get_all_free_blocks", "iter_blocks_after"}
-    public = {name for name in vars(queue) if not name.startswith("_")}
-    followed = {*free_map.TAKING, *free_map.REMOVING, *free_map.GIVING}
-    assert public - reading == followed, (
-        f"vLLM's FreeKVCacheBlockQueue has the methods {sorted(public)} now; {needed_by}"
-    )
-
-
-def test_the_map_of_free_blocks_is_what_vllms_own_pool_says() -> None:
-    pool = found("v1.core.block_pool:BlockPool", "engines/free_map.py")(64, True, 16)
-    map_ = free_map.FreeMap(pool, lambda: None)
-    first, second = pool.get_new_blocks(10), pool.get_new_blocks(5)
-    pool.free_blocks(reversed(first))
-    pool.touch(first[:2])
-    free = {block.block_id for block in pool.free_block_queue.get_all_free_blocks()}
-    assert set(map_._free.nonzero()[0].tolist()) == free, (
-        "vLLM's BlockPool changes its free list in a way that engines/free_map.py does not follow"
-    )
-    assert map_.longest_run() == 64 - 1 - len(first) - len(second)
 
 
 # -- the connector --------------------------------------------------------------------------------

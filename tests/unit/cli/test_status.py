@@ -54,6 +54,21 @@ def status(**other: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def warm(**other: Any) -> dict[str, Any]:
+    return {
+        "forecast_util": [0.1, 0.4, 0.8, 1.0, 1.3], "forecast_mem": [0.5] * 5, "hot": False,
+        "entropy_share": 0.0125, "tokens_per_s": 41.4, "free_run_tokens": 640, "link_use": 0.02,
+        "fragmentation": 0.25, "domain": 0, "step_error": {"steps": 9, "p50": 0.1, "p90": 0.25},
+        **other,
+    }  # fmt: skip
+
+
+PLACEMENT = {
+    "policy": "zerolayer", "admission": "queue", "objective": 0.025, "utilisation_std": 0.1,
+    "ttft_error": {"count": 3, "p50": 0.2, "p90": 0.5},
+}  # fmt: skip
+
+
 Answer = Callable[[dict[str, Any]], None]
 
 
@@ -69,6 +84,24 @@ def shown(now: dict[str, Any], width: int = 200) -> str:
     console.print(status_view(now, now_unix=1_700_090_061.0))
     console.file.close()
     return console.export_text()
+
+
+def test_the_next_seconds_of_each_engine_are_a_strip_and_errors_are_told() -> None:
+    now = status(
+        engines=[engine(0, **warm()), engine(1, **warm(hot=True, free_run_tokens=None))],
+        placement=PLACEMENT,
+    )
+    text = shown(now, width=80)
+    for word in ("▁▄▇██ 130", "▅▅▅▅▅  50", "0.013", "640", "hot"):
+        assert word in text, word
+    assert "placed by zerolayer, admission queue; unevenness 0.0250" in text
+    assert "predicted TTFT off by: p50 20 %, p90 50 %\n" in text
+    assert "predicted step off by: p50 10 %, p90 25 % (worst engine)\n" in text
+    assert max(len(line) for line in text.splitlines()) <= 80
+
+
+def test_a_status_without_a_forecast_has_no_strips() -> None:
+    assert "next 5 s" not in shown(status())
 
 
 def test_the_table_shows_every_engine_and_the_totals() -> None:
