@@ -1,7 +1,16 @@
+import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from zerolayer.core.errors import ConfigError
@@ -134,3 +143,29 @@ def test_a_line_is_visible_ascii_whatever_the_decision() -> None:
     lone = decision_line(Decision(0, float("inf"), None, "zerolayer:suspect:overload"))
     assert lone == "engine=e0; score=inf; runner-up=none; reason=zerolayer:suspect:overload"
     assert all(0x20 <= ord(c) < 0x7F for c in lone)
+
+
+async def test_a_choice_made_inside_a_streams_generator_stands_in_its_head() -> None:
+    async def events() -> AsyncIterator[bytes]:
+        await asyncio.sleep(0)
+        wishes = asked.get()
+        assert wishes is not None
+        wishes.decision = CHOSEN
+        yield b"data: a\n\n"
+
+    async def endpoint(request: Request) -> Response:
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    async def in_between(request: Request, call_next: RequestResponseEndpoint) -> Response:
+        return await call_next(request)  # it runs what is inside in a task of its own
+
+    app = Starlette(
+        routes=[Route("/v1", endpoint, methods=["POST"])],
+        middleware=[
+            Middleware(PlacementHeaders), Middleware(BaseHTTPMiddleware, dispatch=in_between),
+        ],
+    )  # fmt: skip
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://h") as client:
+        answer = await client.post("/v1", headers={"x-zerolayer-explain": "1"})
+    assert answer.headers["x-zerolayer-decision"].encode() == LINE
+    assert answer.text == "data: a\n\n"
