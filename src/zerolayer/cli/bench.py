@@ -3,11 +3,13 @@
 import json
 import random
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from zerolayer.cli import bench_moves
 from zerolayer.cli.measuring import Json, Model, measure, numbers
 from zerolayer.core.errors import ConfigError
 
@@ -16,8 +18,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Measure placement, snapshots, fail-over and overhead on this machine.",
+    help="Measure placement, snapshots, fail-over, moves and overhead on this machine.",
 )
+app.add_typer(bench_moves.app)
 
 Seed = Annotated[
     int | None, typer.Option(help="The same seed measures with the same prompts and choices.")
@@ -51,6 +54,55 @@ def dispatch(
 
         _dispatch_table(Console(), rows)
     typer.echo(json.dumps({"dispatch": rows}))
+
+
+@app.command()
+def forecast(
+    trace: Annotated[
+        str, typer.Option(help="Traces of the package or CSV files, with commas, or `all`.")
+    ] = "all",
+    engines: Annotated[int, typer.Option(help="Engines of the simulated fleet.")] = 16,
+    utilisation: Annotated[
+        float, typer.Option(help="Its load as a share of what it sustains.")
+    ] = 0.7,
+    seconds: Annotated[
+        int, typer.Option(help="Seconds of its traffic; the second half is scored.")
+    ] = 300,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same figures.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """How good the forecasts are 1 to 5 s ahead: inflow, utilisation, memory. Needs no engine.
+
+    Skill against "no change" and against moving averages on public traces, 0 for no better.
+    """
+    from rich.console import Console
+
+    from zerolayer.bench.forecast import ForecastOptions, TraceForecast, measure_trace
+    from zerolayer.cli.forecast_table import skill_table, verdict
+    from zerolayer.cli.run_progress import run_progress
+    from zerolayer.sim.plan import chosen_traces
+
+    options = ForecastOptions(engines, utilisation, seconds=seconds, seed=seed)
+    options.check()
+    names = chosen_traces(trace)
+    console = Console(stderr=as_json)
+    found: dict[str, TraceForecast] = {}
+    with run_progress(console, len(names)) as watch:
+        for name in names:
+            found[name] = measure_trace(name, options, _of_run(watch, len(found), name))
+            if not as_json:
+                console.print(skill_table(found[name].skills))
+    skills = [skill for measured in found.values() for skill in measured.skills]
+    if not as_json:
+        console.print("\n".join(verdict(skills)), highlight=False)
+    typer.echo(
+        json.dumps(
+            {
+                "forecast": [skill.row() for skill in skills],
+                "ttft_error": {name: asdict(measured.ttft) for name, measured in found.items()},
+            }
+        )
+    )
 
 
 @app.command()
@@ -105,6 +157,11 @@ def overhead(
         "engines": engines, "rounds": rounds, "seconds": seconds, "streams": streams, "seed": seed,
     }  # fmt: skip
     measure("overhead", model, given, as_json=as_json)
+
+
+def _of_run(watch: Callable[[float, str], None], done: int, name: str) -> Callable[[float], None]:
+    """Progress of one run of several."""
+    return lambda share: watch(done + share, name)
 
 
 def _rounded(value: float | int) -> float | int:

@@ -9,6 +9,7 @@ and Games*, 2006, section 2.2). `zerolayer bench forecast` measures what that is
 """
 
 from collections import deque
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -49,6 +50,14 @@ _WEIGHTS = _weights()
 FORECASTERS = len(_WEIGHTS)
 
 
+@dataclass(slots=True)
+class _Made:
+    """When a forecast was made, and which of its seconds is compared next."""
+
+    closed: int
+    ahead: int = 0
+
+
 class Inflow:
     """Requests and prompt tokens that arrived lately, and what they say of the next seconds."""
 
@@ -57,8 +66,8 @@ class Inflow:
         self._closed = 0  # quarters counted since the start
         self._requests = self._tokens = 0.0
         self._part: int | None = None  # number of the quarter that is being counted
-        self._pending: deque[Floats] = deque(maxlen=HORIZON_S)  # forecasters' figures, newest first
-        self._scored = 0  # value of _closed when the newest of them was made
+        self._pending: deque[tuple[_Made, Floats]] = deque(maxlen=HORIZON_S)
+        self._noted = 0  # value of _closed when the newest of them was made
         self._losses = np.full((HORIZON_S, FORECASTERS, KINDS), 1e-9)
         self.prompts: deque[int] = deque(maxlen=RECENT_PROMPTS_KEPT)
         """Prompt lengths in tokens, oldest first."""
@@ -84,32 +93,34 @@ class Inflow:
     def forecast(self, now_ns: int) -> Floats:
         """Expected inflow in each of the next seconds, never negative.
 
-        Shape (HORIZON_S, 2): requests and prompt tokens. Learns from what came since the last call,
-        so call it at least once a second; after a longer pause it goes on with what it knew.
+        Shape (HORIZON_S, 2): requests and prompt tokens. Learns from what came since the last call.
         """
         history = self.per_second(now_ns)
         if len(history) == 0:
             return np.zeros((HORIZON_S, KINDS))
         figures = _figures(history)
-        self._score(history[-1], figures)
+        self._score(figures)
         losses = self._losses / self._losses.min(axis=1, keepdims=True)
         weights = np.exp(-SHARPNESS * (losses - 1.0))
         weights /= weights.sum(axis=1, keepdims=True)
         expected: Floats = (weights * figures).sum(axis=1)
         return expected
 
-    def _score(self, last: Floats, figures: Floats) -> None:
-        """Once a second: compare the last second with what was said of it 1 to HORIZON_S s ago."""
-        passed = self._closed - self._scored
-        if passed < PARTS_PER_S and self._pending:
-            return
-        if passed > PARTS_PER_S:
-            self._pending.clear()
-        for ahead, said in enumerate(self._pending):
-            self._losses[ahead] *= _KEEP
-            self._losses[ahead] += np.abs(said - last)
-        self._pending.appendleft(figures)
-        self._scored = self._closed
+    def _score(self, figures: Floats) -> None:
+        """Compare what was said of each second with what it brought; once a second, note
+        `figures`."""
+        while self._pending and self._closed - self._pending[0][0].closed > _PARTS:
+            self._pending.popleft()  # what came then is forgotten
+        for made, said in self._pending:
+            while made.ahead < HORIZON_S and self._closed >= made.closed + PARTS_PER_S:
+                at = np.arange(made.closed, made.closed + PARTS_PER_S) % _PARTS
+                self._losses[made.ahead] *= _KEEP
+                self._losses[made.ahead] += np.abs(said - self._parts[at].sum(axis=0))
+                made.closed += PARTS_PER_S
+                made.ahead += 1
+        if not self._pending or self._closed - self._noted >= PARTS_PER_S:
+            self._pending.append((_Made(self._closed), figures))
+            self._noted = self._closed
 
     def _close_parts(self, now_ns: int) -> None:
         part = now_ns // _PART_NS

@@ -19,7 +19,9 @@ from zerolayer.dispatch.output_lengths import OutputLengths
 from zerolayer.dispatch.policies.base import PlacementRequest, Policy
 from zerolayer.dispatch.request_cost import (
     PredictionErrors,
+    busy_share,
     decode_places,
+    decode_step_s,
     decode_tokens_per_s,
     prefill_demand,
 )
@@ -38,6 +40,9 @@ _BEGINS = np.arange(HORIZON_S, dtype=np.float64)
 _ENDS = _BEGINS + 1.0
 _AGES = np.arange(HORIZON_S + 1, dtype=np.float64)
 _WINDOWS = range(HORIZON_S)
+_PER_ENGINE = (
+    "_placements", "_tokens", "_pure_step_s", "_places", "_backlog_s", "_demand", "_rate", "_alive",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,9 @@ class Outlook:
         """Predicted against actual TTFT of placements."""
         self._refreshed_ns: int | None = None
         self._placements = [0.0] * engines  # lately, decaying
-        self._prompted = self._computed = COMPUTED_PRIOR_TOKENS  # prompt tokens lately, decaying
+        self._tokens = [0.0] * engines  # of their prompts, computed there
+        self._prompted = 0.0  # all of their prompts
+        self._pure_step_s = [float("inf")] * engines  # last seen without prefill
         self._places = [256.0] * engines
         self._backlog_s = [0.0] * engines
         self._demand = [[0.0] * HORIZON_S for _ in range(engines)]
@@ -82,7 +89,7 @@ class Outlook:
     def resize(self, fleet: FleetState) -> None:
         """`fleet` got or lost its last engines: keep what is known of the others."""
         fresh = Outlook(fleet.engines)
-        for name in ("_placements", "_places", "_backlog_s", "_demand", "_rate", "_alive"):
+        for name in _PER_ENGINE:
             known = getattr(self, name)[: fleet.engines]
             setattr(self, name, [*known, *getattr(fresh, name)[len(known) :]])
         self._view(fleet)
@@ -116,7 +123,7 @@ class Outlook:
         own = max(1, prompt - held) if held > 0 else max(1, prompt)
         self._placements[engine] += 1.0
         self._prompted += prompt
-        self._computed += own
+        self._tokens[engine] += own
         own_s = own * fleet.prefill_s_per_token.item(engine)
         start_s = self._backlog_s[engine] = self._backlog_s[engine] + own_s
         cell = engine * HORIZON_S
@@ -129,11 +136,14 @@ class Outlook:
         if fleet.forecast_util is not self._viewed:
             self.resize(fleet)
         self._forget(now_ns)
-        rate, places = decode_tokens_per_s(fleet), decode_places(fleet)
+        expected, shares = self.inflow.forecast(now_ns), self._shares(fleet)
         backlog_s, starts_s = _queue(fleet, streams)
+        demand = prefill_demand(backlog_s, _arriving_s(fleet, expected, shares))
+        places = decode_places(fleet)
+        rate = decode_tokens_per_s(self._decode_step_s(fleet), busy_share(demand))
+        fleet.places[:] = places
         alive, tokens = self._survivors(streams, rate, starts_s)
-        arriving_s, new_streams, new_tokens = self._inflow(now_ns, fleet, rate, backlog_s)
-        demand = prefill_demand(backlog_s, arriving_s)
+        new_streams, new_tokens = self._newcomers(expected, shares, rate, backlog_s)
         decoding = _per_engine(fleet, streams.engine, alive) + new_streams
         held = _per_engine(fleet, streams.engine, tokens) + new_tokens
         fleet.forecast_util[:] = demand + decoding / places[:, None]
@@ -175,7 +185,7 @@ class Outlook:
     def _trial(self) -> "Outlook":
         """A copy for `placed` alone: it shares what it only reads."""
         trial = copy(self)
-        trial._placements = list(self._placements)
+        trial._placements, trial._tokens = list(self._placements), list(self._tokens)
         trial._backlog_s = list(self._backlog_s)
         trial._demand = [list(demand) for demand in self._demand]
         return trial
@@ -204,8 +214,8 @@ class Outlook:
         self._refreshed_ns = now_ns
         keep = float(np.exp(-max(0, now_ns - before) / (HISTORY_S * 1e9)))
         self._placements = [count * keep for count in self._placements]
-        self._prompted = COMPUTED_PRIOR_TOKENS + keep * (self._prompted - COMPUTED_PRIOR_TOKENS)
-        self._computed = COMPUTED_PRIOR_TOKENS + keep * (self._computed - COMPUTED_PRIOR_TOKENS)
+        self._tokens = [count * keep for count in self._tokens]
+        self._prompted *= keep
 
     def _survivors(self, streams: Streams, rate: Floats, starts_s: Floats) -> tuple[Floats, Floats]:
         """Per stream and window: how likely it decodes, and the KV tokens that it then holds."""
@@ -218,29 +228,40 @@ class Outlook:
         alive = active * later / np.maximum(now, 1e-12)
         return alive, alive * (streams.context_tokens[:, None] + grown)
 
-    def _inflow(
-        self, now_ns: int, fleet: FleetState, rate: Floats, backlog_s: Floats
-    ) -> tuple[Floats, Floats, Floats]:
-        """Per engine and window: seconds of prefill that arrive, streams of them that decode, and
-        the KV tokens that those hold."""
-        expected = self.inflow.forecast(now_ns)
-        share = self._shares(fleet)[:, None]
-        arriving_s = share * expected[:, 1] * (self._computed / self._prompted)
-        arriving_s = arriving_s * fleet.prefill_s_per_token[:, None]
-        come = np.concatenate(([0.0], np.cumsum(expected[:, 0])))
-        middle_s = np.maximum(0.0, _BEGINS + 0.5 - backlog_s[:, None])
-        age_s = 0.5 * middle_s  # of those that have come by then, on average
-        alive = self.lengths.survival_at(age_s * rate[:, None])
-        streams = share * np.interp(middle_s, _AGES, come) * alive
-        requests = float(expected[:, 0].sum())
-        context = float(expected[:, 1].sum()) / requests if requests > 0.0 else 0.0
-        return arriving_s, streams, streams * (context + age_s * rate[:, None])
+    def _decode_step_s(self, fleet: FleetState) -> Floats:
+        """As `decode_step_s`; where a prefill is under way, at most what it was without one."""
+        step_s = decode_step_s(fleet)
+        pure = fleet.in_flight_prefill_tokens <= 0.0
+        step_s = np.where(pure, step_s, np.minimum(step_s, np.array(self._pure_step_s)))
+        self._pure_step_s = np.where(pure, step_s, np.array(self._pure_step_s)).tolist()
+        return step_s
 
     def _shares(self, fleet: FleetState) -> Floats:
-        counts = np.array(self._placements) + EQUAL_SHARE_PLACEMENTS
-        counts = np.where(fleet.accepts, counts, 0.0)
-        shares: Floats = counts / max(1.0, float(counts.sum()))
+        """Each engine's share of requests, and its share of prompt tokens in tokens to compute.
+
+        As placements went lately: a policy may send long prompts to some and short ones to others.
+        Shape (2, engines).
+        """
+        lately = np.array((self._placements, self._tokens))
+        total = lately.sum(axis=1)
+        equal = EQUAL_SHARE_PLACEMENTS * np.array((1.0, (total[1] + 1.0) / (total[0] + 1.0)))
+        counts = (lately + equal[:, None]) * fleet.accepts
+        shares: Floats = counts / np.maximum(1e-9, counts.sum(axis=1, keepdims=True))
+        computed = COMPUTED_PRIOR_TOKENS + total[1]
+        shares[1] *= computed / (COMPUTED_PRIOR_TOKENS + self._prompted)
         return shares
+
+    def _newcomers(
+        self, expected: Floats, shares: Floats, rate: Floats, backlog_s: Floats
+    ) -> tuple[Floats, Floats]:
+        """Per engine and window: streams still to come that decode by then, and their KV tokens."""
+        middle_s = np.maximum(0.0, _BEGINS + 0.5 - backlog_s[:, None])
+        oldest = np.maximum(1e-6, middle_s * rate[:, None])  # tokens of the first of them by then
+        alive = self.lengths.survival_sum(oldest) / oldest  # they come evenly, so the mean over age
+        come = np.vstack((np.zeros(2), expected.cumsum(axis=0)))
+        streams = shares[0][:, None] * np.interp(middle_s, _AGES, come[:, 0]) * alive
+        prompts = shares[1][:, None] * np.interp(middle_s, _AGES, come[:, 1]) * alive
+        return streams, prompts + streams * 0.5 * oldest
 
     @staticmethod
     def _add_unexplained(
@@ -264,6 +285,12 @@ class Outlook:
         fleet.forecast_mem += mem[:, None] * left
         fleet.forecast_util += util[:, None] * left
         np.maximum(fleet.forecast_mem, 0.0, out=fleet.forecast_mem)
+
+
+def _arriving_s(fleet: FleetState, expected: Floats, shares: Floats) -> Floats:
+    """Seconds of prefill that come to each engine in each window."""
+    arriving_s: Floats = (shares[1] * fleet.prefill_s_per_token)[:, None] * expected[:, 1]
+    return arriving_s
 
 
 def _queue(fleet: FleetState, streams: Streams) -> tuple[Floats, Floats]:

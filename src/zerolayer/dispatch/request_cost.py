@@ -21,6 +21,8 @@ from zerolayer.dispatch.policies.expected_wait import expected_wait_s, tokens_to
 
 STEP_S_MIN = 1e-3
 """Shortest step that a decode rate is derived from, in seconds."""
+DECODE_SHARE_MIN = 0.1
+"""However much prefill there is, each of its steps brings every stream a token."""
 ERRORS_KEPT = 512
 """Predictions that `PredictionErrors` keeps. The oldest is forgotten first."""
 
@@ -45,13 +47,13 @@ def request_cost(
     """Cost of `request` on every engine, were it placed there now."""
     own_s = tokens_to_compute(fleet, request) * fleet.prefill_s_per_token
     backlog_s = fleet.waiting_tokens * fleet.prefill_s_per_token
-    rate = decode_tokens_per_s(fleet)
+    without = prefill_demand(backlog_s, np.zeros((fleet.engines, HORIZON_S)))
+    with_it = prefill_demand(backlog_s + own_s, np.zeros((fleet.engines, HORIZON_S)))
+    rate = decode_tokens_per_s(decode_step_s(fleet), busy_share(without))
     starts = (backlog_s + own_s)[:, None]
     active = np.clip(_ENDS - starts, 0.0, 1.0)
     age_s = np.maximum(0.0, _ENDS - 0.5 * active - starts)
     alive = active * lengths.survival_at(age_s * rate[:, None])
-    without = prefill_demand(backlog_s, np.zeros((fleet.engines, HORIZON_S)))
-    with_it = prefill_demand(backlog_s + own_s, np.zeros((fleet.engines, HORIZON_S)))
     context = request.prompt_tokens + age_s * rate[:, None]
     return RequestCost(
         ttft_s=expected_wait_s(fleet, request),
@@ -60,10 +62,28 @@ def request_cost(
     )
 
 
-def decode_tokens_per_s(fleet: FleetState) -> Floats:
-    """Tokens per second of one decoding stream: one per step. Shape (engines,)."""
-    rate: Floats = 1.0 / np.maximum(fleet.expected_step_s, STEP_S_MIN)
+def decode_step_s(fleet: FleetState) -> Floats:
+    """Seconds of a step without the prefill that is in it now, shape (engines,)."""
+    prefill_s = fleet.in_flight_prefill_tokens * fleet.prefill_s_per_token
+    step_s: Floats = np.maximum(STEP_S_MIN, fleet.expected_step_s - prefill_s)
+    return step_s
+
+
+def decode_tokens_per_s(step_s: Floats, prefill_share: Floats) -> Floats:
+    """Tokens per second of one decoding stream over the next seconds, shape (engines,).
+
+    A step takes its decode time and the time of the prefill in it (`cost.StepCostModel`), so where
+    prefill takes the share p of an engine's time, streams get (1 - p) / decode time steps a second.
+    `step_s`: decode time; `prefill_share`: p; both of shape (engines,).
+    """
+    rate: Floats = np.maximum(DECODE_SHARE_MIN, 1.0 - prefill_share) / step_s
     return rate
+
+
+def busy_share(demand: Floats) -> Floats:
+    """Share of the next HORIZON_S seconds that prefill takes, from `prefill_demand`."""
+    share: Floats = np.minimum(demand, 1.0).mean(axis=1)
+    return share
 
 
 def decode_places(fleet: FleetState) -> Floats:
