@@ -16,6 +16,7 @@ from zerolayer.cli.main import app
 from zerolayer.cli.packaged import PACKAGED_NAME
 from zerolayer.cli.parsing import split_at_dashes
 from zerolayer.core.errors import ConfigError, EngineError
+from zerolayer.dispatch.choices import Admission
 
 runner = CliRunner()
 
@@ -63,6 +64,37 @@ def test_words_behind_the_dashes_reach_vllm_unchanged(served: list[Any], model: 
     assert result.exit_code == 0, result.output
     assert served[0].model == model
     assert served[0].vllm_args == ("--disable-uvicorn-access-log", *words)
+
+
+def test_what_is_chosen_about_placement_reaches_the_server(served: list[Any], model: str) -> None:
+    result = runner.invoke(
+        app,
+        ["serve", model, "--port", str(free_port()), "--policy", "least_requests", "--admission",
+         "reject", "--domains", "0;1,2", "--drain-gpu-percent", "80", "--drain-samples", "5"],
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    placement = served[0].placement
+    assert (placement.policy, placement.admission) == ("least_requests", Admission.REJECT)
+    assert placement.domains == ((0,), (1, 2))
+    assert (placement.drain.util_over, placement.drain.mem_over) == (0.8, 0.95)
+    assert placement.drain.samples == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--policy", "fastest"], "least_requests"),
+        (["--domains", "0;7"], "slots 0 to 1"),
+        (["--drain-gpu-percent", "200"], "--drain-gpu-percent"),
+    ],
+)
+def test_a_choice_about_placement_that_makes_no_sense_starts_nothing(
+    served: list[Any], model: str, words: list[str], said: str
+) -> None:
+    result = runner.invoke(app, ["serve", model, "--port", str(free_port()), *words])
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert not served
 
 
 def test_options_reach_the_server(served: list[Any], model: str, tmp_path: Path) -> None:
