@@ -57,10 +57,10 @@ def _decade_above(low: float, high: float) -> float:
 def _slow_line(frame: Frame) -> str:
     if not frame.x.low < 5.0 < frame.x.high:
         return ""
-    at, top = number(frame.x(5.0)), frame.y.stop
+    at, top, low = number(frame.x(5.0)), frame.y.stop, number(frame.y.start - 7)
     return (
         f'<path class="mark" d="M{at} {number(frame.y.start)}V{number(top)}"/>'
-        f'<text class="tick" x="{number(frame.x(5.0) + 3)}" y="{number(top + 6)}">5 s</text>'
+        f'<text class="tick" x="{number(frame.x(5.0) + 3)}" y="{low}">5 s</text>'
     )
 
 

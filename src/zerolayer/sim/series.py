@@ -72,11 +72,12 @@ def cell_report(per_policy: Sequence[Sequence[RunResult]]) -> CellReport:
     first = min(per_policy[0], key=lambda run: run.key.seed)
     arrivals = first.requests["arrival_s"]
     lasted_s = max(1e-9, float(arrivals[-1] - arrivals[0])) if len(arrivals) else 1.0
+    end_s = max(float(run.sample_s.max(initial=0.0)) for runs in per_policy for run in runs)
     kinds = np.concatenate([run.faults["kind"] for run in per_policy[0]])
     return CellReport(
         cell_of(first),
         tuple(figures_of(runs) for runs in per_policy),
-        tuple(series_of(runs) for runs in per_policy),
+        tuple(series_of(runs, end_s) for runs in per_policy),
         len(arrivals) / lasted_s,
         lasted_s,
         dict(sorted(Counter(str(kind) for kind in kinds).items())),
@@ -84,12 +85,12 @@ def cell_report(per_policy: Sequence[Sequence[RunResult]]) -> CellReport:
     )
 
 
-def series_of(results: Sequence[RunResult]) -> PolicySeries:
-    """The curves of one policy's runs."""
+def series_of(results: Sequence[RunResult], end_s: float) -> PolicySeries:
+    """The curves of one policy's runs, over 0 to `end_s`."""
     runs = sorted(results, key=lambda run: run.key.seed)
     first = runs[0]
     rows = np.concatenate([run.requests for run in runs])
-    bins_s = _bins(max(float(run.sample_s[-1]) if len(run.sample_s) else 0.0 for run in runs))
+    bins_s = _bins(end_s)
     spreads = [_binned(run.sample_s, spread_of(run.util)[:, None], bins_s)[0] for run in runs]
     stride = max(1, -(-len(first.moves) // MOVES_SHOWN))
     return PolicySeries(

@@ -81,7 +81,8 @@ class PolicyFigures:
     """Share of requests whose stream broke and was asked for again."""
     lost_share: Estimate
     evenness: Estimate
-    """Mean over time of the standard deviation of utilisation over the engines; 0 is even."""
+    """Mean over time of the standard deviation of utilisation over the engines; 0 is even. Over
+    the time in which requests arrive: while a fleet empties, all policies become even."""
     moves_per_run: float
     """Streams that changed their engine unseen, on average over the runs."""
     draws: dict[str, Floats] = field(compare=False, repr=False)
@@ -132,7 +133,7 @@ def figures_of(results: Sequence[RunResult], replicates: int = REPLICATES) -> Po
     late = {measure: seconds_of(rows, measure) for measure in MEASURES}
     tails = {measure: drawn.quantiles(values, QUANTILES) for measure, values in late.items()}
     waits: Bools = np.maximum(late["ttft_s"], late["worst_gap_s"]) > SLOW_S
-    spreads = [spread_of(run.util) for run in runs]
+    spreads = [_spread_under_load(run) for run in runs]
     return PolicyFigures(
         policy=runs[0].key.policy,
         continuation=runs[0].key.continuation,
@@ -162,6 +163,11 @@ def spread_of(util: Floats) -> Floats:
     deviation = util - mean_of_known(util, axis=1)[:, None]
     spread: Floats = np.nan_to_num(np.sqrt(mean_of_known(deviation**2, axis=1)))
     return spread
+
+
+def _spread_under_load(run: RunResult) -> Floats:
+    arriving = run.sample_s <= run.requests["arrival_s"].max(initial=0.0)
+    return spread_of(run.util[arriving] if arriving.any() else run.util)
 
 
 def mean_of_known(values: Floats, axis: int) -> Floats:

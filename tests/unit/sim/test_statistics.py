@@ -68,6 +68,15 @@ def test_spread_is_the_deviation_over_the_engines_that_are_up() -> None:
     assert spread_of(util) == pytest.approx([0.2, 0.0])
 
 
+def test_evenness_is_over_the_time_in_which_requests_arrive() -> None:
+    run = synthetic_run()
+    emptying = run.sample_s > run.requests["arrival_s"].max() / 2
+    run.requests["arrival_s"] /= 2
+    before = figures_of([run]).evenness
+    run.util[emptying] = 0.0
+    assert figures_of([run]).evenness == before
+
+
 def test_equal_results_have_equal_intervals() -> None:
     runs = [synthetic_run(seed=seed) for seed in range(3)]
     assert figures_of(runs) == figures_of(list(reversed(runs)))
