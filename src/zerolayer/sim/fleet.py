@@ -29,6 +29,8 @@ from zerolayer.stitch.driver import DriverHooks, FleetDriver, SubmitOrder
 
 CLOCK_START_S = 1.0
 """The driver takes a time of 0 for "never"."""
+GIVE_UP_S = 4 * 3600.0
+"""What has not ended so long after the last arrival counts as lost."""
 EVENTS_PER_PROGRESS = 4096
 T = TypeVar("T")
 
@@ -115,6 +117,7 @@ class SimFleet:
         self.moves: list[tuple[float, int, int, int, str]] = []
         self.decisions = self.events = 0
         self._requests: dict[int, SimRequest] = {}
+        self._give_up_s = setup.trace.duration_s + GIVE_UP_S
         self._heap: list[tuple[float, int, int, int, Any]] = []
         self._number = 0
         self._watched = [0] * setup.engines
@@ -262,6 +265,8 @@ class SimFleet:
 
     def _sample(self) -> None:
         self.samples.take(self.now)
+        if self.now > self._give_up_s:
+            self.driver.end_all(Outcome.SHUT_DOWN, "the simulation ends here")
         self.at(self.now + self.samples.every_s, EventKind.SAMPLE, 0, self._sample)
 
 

@@ -167,6 +167,9 @@ class Recovery:
         fleet, driver = self._fleet, self._driver
         if self._life[slot] != life or fleet.now >= fleet.engines[slot].frozen_until:
             return
+        if hang is not None and driver.lives[slot].state is EngineState.STALLED:
+            self._end_later(life, hang)  # it hung while it was still to prove itself
+            return
         if not driver.on_engine[slot]:
             self._after(LOOK_AGAIN_S, slot, lambda: self._find_still(slot, life, hang))
             return
@@ -177,8 +180,14 @@ class Recovery:
         driver.apply(slot, EngineEvent.STALLED)
         fleet.refresh()
         run_now(driver.move_all(slot, "stalled", reachable=True))
-        if hang is not None and self._reaction.end_hung_s is not None:
-            self._after(self._reaction.end_hung_s, slot, lambda: self._end_hung(life, hang))
+        if hang is not None:
+            self._end_later(life, hang)
+
+    def _end_later(self, life: int, hang: Fault) -> None:
+        if self._reaction.end_hung_s is not None:
+            self._after(
+                self._reaction.end_hung_s, hang.engine, lambda: self._end_hung(life, hang)
+            )  # fmt: skip
 
     def _end_hung(self, life: int, fault: Fault) -> None:
         if self._life[fault.engine] == life:

@@ -134,6 +134,18 @@ def test_one_death_takes_the_whole_server_where_engines_share_their_fate() -> No
     assert broken[0].sum() < 0.5 * broken[1].sum()
 
 
+def test_an_engine_that_hangs_while_it_is_to_prove_itself_is_ended_and_comes_back() -> None:
+    asked = replace(spec(requests=600), requests_per_s=9.0)
+    blows = (
+        Fault(5.0, FaultKind.FREEZE, 1, 3.0),
+        Fault(8.1, FaultKind.HANG, 1, 5.0, found_s=1e6),
+    )
+    fleet = fleet_of(asked, replace(CALM, faults=blows))
+    run_fleet(fleet, asked.key)
+    assert fleet.driver.lives[1].incarnation == 2
+    assert fleet.driver.fleet.accepts[1]
+
+
 def test_progress_grows_to_the_end() -> None:
     shares: list[float] = []
     run(spec(requests=2000), shares.append)
