@@ -163,7 +163,7 @@ class _Bench:
                     raise EngineError(f"the undisturbed run failed: {record.fault or 'too short'}")
             self._references[context] = runs[0].token_ids
             gaps = [gap for record in runs for gap in gaps_ms(record.arrivals_ns)]
-            self._itl_ms[context] = round(percentile(gaps, 0.5), 1)
+            self._itl_ms[context] = round(percentile(gaps, 0.5) or 0.0, 1)
             equal &= runs[0].token_ids == runs[1].token_ids
             self._say_line(
                 f"reference: {context} + {self._options.tokens} tokens, first token after "
