@@ -473,6 +473,36 @@ def test_grammars_are_made_by_the_method_that_we_extend() -> None:
     assert "reasoning_ended" in fields
 
 
+def test_a_moved_request_goes_to_the_front_of_the_waiting_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    needed_by = "engines/resume.py puts moved requests first"
+    scheduler = found("v1.core.sched.scheduler:Scheduler", needed_by)
+    queue = found("v1.core.sched.request_queue:FCFSRequestQueue", needed_by)()
+    text = source("v1.core.sched.scheduler:Scheduler.add_request", needed_by)
+    assert "self._enqueue_waiting_request(request)" in text, (
+        "Scheduler.add_request no longer goes through _enqueue_waiting_request; " + needed_by
+    )
+    name = "_enqueue_waiting_request"
+    monkeypatch.setattr(scheduler, name, getattr(scheduler, name))
+    resume.install_moved_first()
+    state = SimpleNamespace(
+        waiting=queue,
+        _is_blocked_waiting_status=lambda status: False,
+        _holds_kv_blocks=lambda request: False,
+    )
+    marker = {resume.MARKER: {"output": [5], "sources": []}}
+    new, other, moved = (
+        SimpleNamespace(status=None, sampling_params=SimpleNamespace(extra_args=extra))
+        for extra in (None, None, marker)
+    )
+    for request in (new, other, moved):
+        getattr(scheduler, name)(state, request)
+    assert list(queue) == [moved, new, other], (
+        "vLLM's scheduler queues requests in another way; " + needed_by
+    )
+
+
 # -- the server -----------------------------------------------------------------------------------
 
 

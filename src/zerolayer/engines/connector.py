@@ -16,7 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from zerolayer.engines.lifetime import die_with_parent
 from zerolayer.engines.messages import StepOrders
 from zerolayer.engines.progress import ProgressBoard
-from zerolayer.engines.resume import install_grammar_resume
+from zerolayer.engines.resume import install_grammar_resume, install_moved_first
 from zerolayer.engines.settings import settings_of
 from zerolayer.engines.snapshot_scheduler import SnapshotScheduler
 from zerolayer.engines.snapshot_worker import SnapshotWorker
@@ -33,6 +33,7 @@ class ZeroLayerConnector(KVConnectorBase_V1):
         settings = settings_of(vllm_config)
         if role is KVConnectorRole.SCHEDULER:
             install_grammar_resume()
+            install_moved_first()
             self._scheduler = SnapshotScheduler(vllm_config, kv_cache_config, settings)
             self._board = ProgressBoard(settings)
         else:

@@ -5,7 +5,8 @@ Sent as a longer prompt, the tokens that were already delivered would count as p
 `sampling_params.extra_args` says how many trailing tokens are output, and three places of vLLM
 act on it:
 
-* the scheduler's `Request` (through the connector's `on_new_request`, a supported hook),
+* the scheduler's `Request` (through the connector's `on_new_request`, a supported hook), and its
+  queue, where a moved request goes to the front,
 * the worker's `CachedRequestState` (V1 model runner), whose random generator is moved on too,
 * the grammar of structured output, which is advanced over the delivered tokens.
 
@@ -78,6 +79,34 @@ def install_worker_resume(vocabulary: int) -> None:
 
     build._zerolayer = True  # type: ignore[attr-defined]
     runner.CachedRequestState = build
+
+
+def install_moved_first() -> None:
+    """Make the scheduler take a moved request before those that wait for their first token.
+
+    Its client is reading already, and it is what vLLM itself puts in front: a request that resumes
+    after preemption. Called once in each engine core process. Raises `AttributeError` when vLLM
+    moved the method; the contract test says so in words.
+    """
+    from vllm.v1.core.sched.request_queue import FCFSRequestQueue
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    original: Callable[[Any, Any], None] = Scheduler._enqueue_waiting_request
+    if getattr(original, "_zerolayer", False):
+        return
+
+    def enqueue(self: Any, request: Any) -> None:
+        original(self, request)
+        marker = marker_of(request.sampling_params)
+        queue = self.waiting
+        if marker is None or not marker.output or not isinstance(queue, FCFSRequestQueue):
+            return
+        if queue and queue[-1] is request:
+            queue.pop()
+            queue.prepend_request(request)
+
+    enqueue._zerolayer = True  # type: ignore[attr-defined]
+    Scheduler._enqueue_waiting_request = enqueue
 
 
 def install_grammar_resume() -> None:
