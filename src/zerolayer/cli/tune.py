@@ -102,9 +102,10 @@ def _tuned(
         def time_is_up(share: float) -> bool:
             return time.monotonic() - search_began > share * search_s
 
-        def evaluate(weights: Any) -> Any:
-            scores = scoring.scores(weights, baseline)
-            progress.tried(sum(scores.values()) / len(scores))
+        def evaluate(weights: Any, best: Any) -> Any:
+            scores = scoring.scores(weights, baseline, best)
+            whole = len(scores) == len(plan.traces)
+            progress.tried(sum(scores.values()) / len(scores) if whole else float("inf"))
             return scores
 
         search = search_weights(evaluate, time_is_up, points)

@@ -12,7 +12,7 @@ from zerolayer.sim.parallel import RunTask, Simulators
 from zerolayer.sim.plan import Plan
 from zerolayer.sim.results import RunResult
 from zerolayer.sim.statistics import Cell, quantile_of, seconds_of
-from zerolayer.sim.tune import TERMS, Scores, mean
+from zerolayer.sim.tune import TERMS, Scores, is_far_behind, mean
 from zerolayer.sim.verdict import OURS
 
 PEERS = ("least_requests", "smg_least_load", "dynamo_kv", "expected_wait")
@@ -46,7 +46,7 @@ class Scoring:
 
     def baseline(self, peers: Sequence[str] = PEERS) -> Baseline:
         """Run the peers. Raises ConfigError and SimulationError as runs do."""
-        by_peer = {peer: self._tails(peer, None) for peer in peers}
+        by_peer = {peer: self._tails(peer, None, self._plan.traces) for peer in peers}
         tails: dict[Cell, Tails] = {}
         names: dict[Cell, dict[tuple[str, float], str]] = {}
         for cell in self._plan.cells():
@@ -58,17 +58,25 @@ class Scoring:
             tails[cell] = {term: by_peer[peer][cell][term] for term, peer in best.items()}
         return Baseline(tails, names)
 
-    def scores(self, weights: Weights, baseline: Baseline) -> Scores:
-        """Per trace, the mean of log(ours / best peer) over its cells and TERMS."""
-        logs: dict[str, list[float]] = defaultdict(list)
-        for cell, tails in self._tails(OURS, weights).items():
-            logs[cell.trace] += [
-                math.log(tails[term] / baseline.tails[cell][term]) for term in TERMS
-            ]
-        return {trace: mean(values) for trace, values in logs.items()}
+    def scores(self, weights: Weights, baseline: Baseline, best: Scores | None = None) -> Scores:
+        """Per trace, the mean of log(ours / best peer) over its cells and TERMS. Traces are left
+        out once the weights are far behind `best`."""
+        found: dict[str, float] = {}
+        for trace in self._plan.traces:
+            tails = self._tails(OURS, weights, (trace,))
+            found[trace] = mean(
+                math.log(tails[cell][term] / baseline.tails[cell][term])
+                for cell in tails
+                for term in TERMS
+            )
+            if is_far_behind(found, best):
+                break
+        return found
 
-    def _tails(self, policy: str, weights: Weights | None) -> dict[Cell, Tails]:
-        plan = replace(self._plan, policies=(policy,), weights=weights)
+    def _tails(
+        self, policy: str, weights: Weights | None, traces: tuple[str, ...]
+    ) -> dict[Cell, Tails]:
+        plan = replace(self._plan, policies=(policy,), weights=weights, traces=traces)
         tasks: list[RunTask] = []
         cells: list[Cell] = []
         for cell in plan.cells():

@@ -46,7 +46,11 @@ FACTOR_LAST = 1.15
 
 Scores = Mapping[str, float]
 """Per trace, the mean over its cells; smaller is better."""
-Evaluate = Callable[[Weights], Scores]
+Evaluate = Callable[[Weights, Scores | None], Scores]
+"""Scores of weights, given the best scores so far. It may give up a candidate that is far behind
+after some traces; then the others are missing."""
+GIVE_UP = 0.1
+"""How far behind the best, over the traces so far, a candidate is not worth the other traces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +61,13 @@ class Candidate:
     scores: Scores
     stage: str
 
+    complete: bool = True
+    """It was run on every trace."""
+
     @property
     def score(self) -> float:
-        """Mean over traces."""
-        return mean(self.scores.values())
+        """Mean over traces; infinite for one that was given up."""
+        return mean(self.scores.values()) if self.complete else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +98,10 @@ class Search:
     def attempt(self, weights: Weights, stage: str) -> Candidate:
         """Evaluate weights, once."""
         if weights not in self.seen:
-            candidate = Candidate(weights, dict(self.evaluate(weights)), stage)
+            best = self.best().scores if self.tried else None
+            scores = dict(self.evaluate(weights, best))
+            complete = best is None or scores.keys() == best.keys()
+            candidate = Candidate(weights, scores, stage, complete)
             self.seen[weights] = candidate
             self.tried.append(candidate)
         return self.seen[weights]
@@ -202,7 +212,7 @@ def _neighbours(weights: Weights, name: str, factor: float) -> Iterable[Weights]
 def cross_validate(tried: Sequence[Candidate]) -> list[Fold]:
     """Leave out one trace after the other. Empty with a single trace."""
     default = tried[0]
-    fair = [candidate for candidate in tried if candidate.stage in ("default", "grid")]
+    fair = [c for c in tried if c.stage in ("default", "grid") and c.complete]
     folds = []
     for trace in default.scores:
         others = [name for name in default.scores if name != trace]
@@ -211,6 +221,13 @@ def cross_validate(tried: Sequence[Candidate]) -> list[Fold]:
         best = min(fair, key=lambda candidate: mean(candidate.scores[name] for name in others))
         folds.append(Fold(trace, best.weights, best.scores[trace], default.scores[trace]))
     return folds
+
+
+def is_far_behind(scores: Scores, best: Scores | None) -> bool:
+    """Whether a candidate with these scores, of some traces, is given up."""
+    if best is None:
+        return False
+    return mean(scores.values()) - mean(best[trace] for trace in scores) > GIVE_UP
 
 
 def mean(values: Iterable[float]) -> float:

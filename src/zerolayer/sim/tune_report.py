@@ -44,7 +44,7 @@ class Evidence:
     @property
     def objectives(self) -> list[Candidate]:
         """Candidates that differ in w1, w2, w3 alone, best first."""
-        tried = [c for c in self.search.tried if c.stage == "objective"]
+        tried = [c for c in self.search.tried if c.stage == "objective" and c.complete]
         return sorted(tried, key=lambda candidate: candidate.score)
 
 
@@ -83,7 +83,7 @@ def evidence_json(evidence: Evidence) -> dict[str, Any]:
         "cut_short": search.cut_short,
         "minutes": round(evidence.minutes, 1),
         "tried": [
-            {"stage": c.stage, "score": c.score, "scores": dict(c.scores),
+            {"stage": c.stage, "score": c.score if c.complete else None, "scores": dict(c.scores),
              "weights": asdict(c.weights)}
             for c in search.tried
         ],
@@ -95,9 +95,11 @@ def evidence_markdown(evidence: Evidence) -> str:
     plan, search, winner = evidence.plan, evidence.search, evidence.winner
     default = search.tried[0]
     ended = "the time was up" if search.cut_short else "nothing helped any more"
+    given_up = sum(not candidate.complete for candidate in search.tried)
     parts = [
         "# Weights of the policy `zerolayer`\n",
-        f"{len(search.tried)} candidates on {', '.join(plan.traces)}; utilisation "
+        f"{len(search.tried)} candidates ({given_up} given up early) on "
+        f"{', '.join(plan.traces)}; utilisation "
         f"{_list(plan.utilisations)}, faults {_list(plan.faults)}, {plan.seeds} seeds, "
         f"{plan.requests or 'all'} requests, {plan.engines} engines ({plan.kind.gpu}, "
         f"{plan.kind.model}), {evidence.minutes:.0f} minutes, until {ended}.\n",

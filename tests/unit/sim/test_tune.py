@@ -19,13 +19,14 @@ from zerolayer.sim.tune import (
     Scores,
     cross_validate,
     grid_points,
+    is_far_behind,
     search_weights,
     simplex,
     tunable,
 )
 
 
-def bowl(weights: Weights) -> Scores:
+def bowl(weights: Weights, _best: Scores | None = None) -> Scores:
     """Lowest at entropy 4, others 0.05 and the source's objective; trace b cares twice as much."""
     far = abs(math.log((weights.entropy + 1e-6) / 4))
     far += abs(math.log((weights.others + 1e-6) / 0.05))
@@ -57,7 +58,7 @@ def test_the_same_seed_tries_the_same_candidates_in_the_same_order() -> None:
 def test_no_candidate_is_evaluated_twice() -> None:
     evaluated = []
 
-    def noted(weights: Weights) -> Scores:
+    def noted(weights: Weights, _best: Scores | None) -> Scores:
         evaluated.append(weights)
         return bowl(weights)
 
@@ -89,6 +90,19 @@ def test_the_simplex_adds_up_to_one_and_begins_with_the_source() -> None:
     assert points[0] == SOURCE_OBJECTIVE
     assert len(set(points)) == len(points)
     assert all(p.util + p.mem + p.link == pytest.approx(1.0) for p in points)
+
+
+def test_a_candidate_that_is_far_behind_on_the_first_trace_is_given_up_and_never_wins() -> None:
+    def hasty(weights: Weights, best: Scores | None) -> Scores:
+        first = {"a": bowl(weights)["a"]}
+        return first if is_far_behind(first, best) else bowl(weights)
+
+    search = search_weights(hasty, never, points=30)
+    given_up = [candidate for candidate in search.tried if not candidate.complete]
+    assert given_up
+    assert all(candidate.score == math.inf for candidate in given_up)
+    assert search.best().complete
+    assert search.best().weights.entropy == pytest.approx(4, rel=0.2)
 
 
 def test_cross_validation_chooses_without_the_trace_that_it_scores() -> None:
