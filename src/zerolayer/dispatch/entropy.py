@@ -94,10 +94,8 @@ class Entropy:
 
     def __init__(self, weights: EntropyWeights) -> None:
         self._weights = weights
-        self._std_weights = np.array((weights.util, weights.mem))
-        self._halves: Floats = np.zeros(0)
-        self._equal = self._shares = self._halves
-        self._centred = self._work = np.zeros((2, 0))
+        self._shares: Floats = np.zeros(0)
+        self._prepare(0, 0)
 
     def of_placement(
         self,
@@ -139,68 +137,76 @@ class Entropy:
         result means something for these only. w4 is part of it. `scale_per_member`: the result
         times this and the number of members.
         """
-        count = float(max(1, int(np.count_nonzero(members))))
+        count = max(1, int(np.count_nonzero(members)))
+        if (members.size, count) != (self._ones.size, self._count):
+            self._prepare(members.size, count)
         scale = 1.0 if scale_per_member is None else scale_per_member * count
-        centred = self._centre(state, members, count)
-        work = self._work
+        factor = scale * (2.0 / count) ** 0.5
+        centred, work = self._centre(state, members), self._work
         # Half of M var is summed up, which saves a pass; its root is put right by the factor.
         np.multiply(centred, centred, out=work)
-        half_sums = work.dot(self._halves)
-        np.multiply(added, 0.5 - 0.5 / count, out=work)
+        util_half, mem_half = work.dot(self._halves).tolist()
+        np.multiply(added, self._half_left, out=work)
         work += centred
         work *= added
-        work += half_sums[:, None]
-        np.maximum(work, 0.0, out=work)
+        self._fill(util_half, mem_half)
+        work += self._pair
+        np.maximum(work, self._zeros, out=work)
         np.sqrt(work, out=work)
-        factor = scale * (2.0 / count) ** 0.5
-        result: Floats = (self._std_weights * factor).dot(work)
-        util_half, mem_half = half_sums.tolist()
-        now = self._weights.util * util_half**0.5 + self._weights.mem * mem_half**0.5
-        result -= now * factor
-        if self._weights.total:
-            result += (scale * self._weights.total) * added[0]
-        if self._weights.link:
-            self._add_link(result, (centred[0], added[0]), links, scale / count)
+        weights = self._weights
+        self._link_changes(centred[0], added[0], links)
+        sums = (weights.util * factor, weights.mem * factor, weights.link * scale / count)
+        result: Floats = np.array(sums).dot(self._all)
+        result -= sums[0] * util_half**0.5 + sums[1] * mem_half**0.5
+        if weights.total:
+            result += (scale * weights.total) * added[0]
         return result
 
-    def _add_link(
-        self,
-        result: Floats,
-        util: tuple[Floats, Floats],
-        links: tuple[Floats, Floats | None],
-        scale: float,
+    def _link_changes(
+        self, centred: Floats, added: Floats, links: tuple[Floats, Floats | None]
     ) -> None:
-        """w3 * (cov after - cov now); the sum over today's products cancels. `util`: centred, and
-        what is added."""
-        (link, link_added), (centred, added) = links, util
+        """M (cov after - cov now) into the last row; the sum over today's products cancels.
+        `centred`, `added`: of utilisation."""
+        (link, link_added), change, mean = links, self._all[2], self._pair[0]
         if link_added is None and link.dot(link) == 0.0:
+            change.fill(0.0)
             return
-        mean = link.dot(self._shares)
-        if link_added is None:
-            change = link - mean
-            change *= added
-        else:
-            # 1 - 1/M: a member's share of the mean moves with it.
-            change = link_added * (1.0 - self._shares.max())
-            change += link - mean
-            change *= added
+        mean.fill(link.dot(self._shares))
+        np.subtract(link, mean, out=change)
+        if link_added is not None:
+            change += link_added * (1.0 - 1.0 / self._count)
+        change *= added
+        if link_added is not None:
             change += centred * link_added
-        change *= self._weights.link * scale
-        result += change
 
-    def _centre(self, state: Floats, members: Bools, count: float) -> Floats:
+    def _centre(self, state: Floats, members: Bools) -> Floats:
         """The state minus its mean over the members, 0 for those who are none."""
-        engines = members.size
-        if engines != self._halves.size:
-            self._halves, self._equal = np.full(engines, 0.5), np.full(engines, 1.0 / engines)
-            self._centred, self._work = np.zeros((2, engines)), np.zeros((2, engines))
-        everyone = count == engines
-        self._shares = self._equal if everyone else members / count
-        mean = state.dot(self._shares)
-        np.subtract(state, mean[:, None], out=self._centred)
+        everyone = self._count == members.size
+        self._shares = self._equal if everyone else members / self._count
+        self._fill(*state.dot(self._shares).tolist())
+        np.subtract(state, self._pair, out=self._centred)
         if not everyone:
             self._centred *= members
         return self._centred
+
+    def _fill(self, util: float, mem: float) -> None:
+        """One number per row of `_pair`: cheaper than to broadcast a column."""
+        self._pair[0].fill(util)
+        self._pair[1].fill(mem)
+
+    def _prepare(self, engines: int, count: int) -> None:
+        """Room, and what follows from the numbers alone."""
+        self._count = count
+        self._ones: Floats = np.ones(engines)
+        self._halves: Floats = 0.5 * self._ones
+        self._equal: Floats = self._ones / max(1, engines)
+        self._shares = self._equal
+        self._zeros: Floats = np.zeros((2, engines))
+        self._centred: Floats = np.zeros((2, engines))
+        self._pair: Floats = np.zeros((2, engines))
+        self._half_left: Floats = np.full((2, engines), 0.5 - 0.5 / max(1, count))
+        self._all: Floats = np.zeros((3, engines))
+        self._work: Floats = self._all[:2]
 
 
 def entropy_of(

@@ -11,11 +11,12 @@ import numpy as np
 from zerolayer.core.fleet_state import HORIZON_S, FleetState, Floats
 from zerolayer.dispatch.policies.base import PlacementRequest
 from zerolayer.dispatch.policies.expected_wait import tokens_to_compute
+from zerolayer.dispatch.request_cost import STEP_S_MIN
 
 WINDOW_S = float(HORIZON_S)
 """Seconds over which a utilisation is meant."""
 _MEAN = np.full(HORIZON_S, 1.0 / HORIZON_S)
-ROWS = 6
+ROWS = 7
 """Rows of `Appraisal.rows`."""
 
 
@@ -38,8 +39,8 @@ class Appraisal:
         np.multiply(fleet.waiting_tokens, fleet.prefill_s_per_token, out=self.backlog_s)
         np.multiply(self.own, fleet.prefill_s_per_token, out=self.own_s)
         np.multiply(fleet.running_requests, self.own_s, out=self.others_s)
+        self._fill_decode_step(fleet)
         self._fill_added(fleet, request)
-        np.copyto(self.added_share, self.util_added)
 
     def state_now(self, fleet: FleetState) -> None:
         """Utilisation and memory from what is placed on each engine now.
@@ -47,7 +48,7 @@ class Appraisal:
         Streams that wait count as decoding: they will within the window, or there is a queue.
         """
         util, mem = self.util, self.mem
-        np.multiply(self.backlog_s, 1.0 / WINDOW_S, out=util)
+        np.divide(self.backlog_s, self._window_s, out=util)
         util += fleet.running_requests / fleet.places
         np.maximum(util, fleet.util_measured, out=util)
         np.copyto(mem, fleet.kv_used_fraction)
@@ -66,20 +67,30 @@ class Appraisal:
         np.maximum(mem, fleet.kv_used_fraction, out=mem)
         np.add(self.state, self.added, out=self.after)
 
+    def _fill_decode_step(self, fleet: FleetState) -> None:
+        """A step without the prefill that is in it now, with the streams that still wait: what a
+        token will take once the queue is empty."""
+        step_s, work = self.decode_step_s, self._work
+        np.multiply(fleet.in_flight_prefill_tokens, fleet.prefill_s_per_token, out=work)
+        np.subtract(self.step_s, work, out=step_s)
+        np.maximum(step_s, self._step_s_min, out=step_s)
+        np.multiply(fleet.waiting_requests, fleet.decode_s_per_request, out=work)
+        step_s += work
+
     def _fill_added(self, fleet: FleetState, request: PlacementRequest) -> None:
         """Work behind a backlog is in demand in every window until it is done, so the prefill
-        counts once and once more per second of backlog, as in `request_cost.prefill_demand`. The
+        counts once per second of backlog, at least once, as in `request_cost.prefill_demand`. The
         stream decodes for its expected output, which may end within the window; that it begins
         later is left out."""
         util, mem, work = self.util_added, self.mem_added, self._work
-        np.multiply(self.backlog_s, 1.0 / WINDOW_S, out=util)
-        util += 1.0 / WINDOW_S
-        np.minimum(util, 1.0, out=util)
+        np.minimum(self.backlog_s, self._window_s, out=util)
+        np.maximum(util, self._second, out=util)
         util *= self.own_s
-        np.multiply(self.step_s, self.output / WINDOW_S, out=work)
-        np.minimum(work, 1.0, out=work)
+        np.multiply(self.decode_step_s, self.output, out=work)
+        np.minimum(work, self._window_s, out=work)
         work /= fleet.places
         util += work
+        util /= self._window_s
         np.add(self.own, float(request.expected_output_tokens), out=mem)
         mem /= fleet.kv_tokens
 
@@ -89,19 +100,23 @@ class Appraisal:
         """Expected output tokens, at least 1."""
         self.own: Floats = np.zeros(engines)
         """Prompt tokens to compute there."""
-        self.added: Floats = np.zeros((2, engines))
+        everything: Floats = np.zeros((ROWS + 1, engines))
+        self.rows = everything[:ROWS]
+        """What a weighted sum over rows is made of, in seconds but for `util_added`."""
+        self.step_s, self.decoding_s, self.backlog_s = self.rows[:3]
+        """A step now; decode seconds per step of the streams there; prefill that waits there."""
+        self.own_s, self.others_s, self.decode_step_s = self.rows[3:6]
+        """Prefill of the request; the same once for each stream there; a step without prefill."""
+        self.added = everything[ROWS - 1 :]
         """Utilisation, and share of KV when the stream has its whole expected length (0 where the
-        capacity is not known), that the request adds."""
+        capacity is not known), that the request adds: shape (2, engines)."""
         self.util_added, self.mem_added = self.added
         self.state: Floats = np.zeros((2, engines))
         """Utilisation and share of KV without the request."""
         self.util, self.mem = self.state
         self.after: Floats = np.zeros((2, engines))
         """Both with the request."""
-        self.rows: Floats = np.zeros((ROWS, engines))
-        """What a weighted sum over rows is made of; in seconds, the last one in utilisation."""
-        self.step_s, self.decoding_s, self.backlog_s = self.rows[:3]
-        """A step now; decode seconds per step of the streams there; prefill that waits there."""
-        self.own_s, self.others_s, self.added_share = self.rows[3:]
-        """Prefill of the request; the same once for each stream there; `util_added`."""
         self._work: Floats = np.zeros(engines)
+        # Constants as arrays: numpy turns a Python number into one at every operation.
+        self._window_s, self._second = np.full(engines, WINDOW_S), np.ones(engines)
+        self._step_s_min = np.full(engines, STEP_S_MIN)

@@ -4,17 +4,17 @@ import random
 from itertools import groupby
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.dispatch.test_policies import FLEETS, REQUESTS, build, idle
+from tests.unit.dispatch.test_policies import EVERY, FLEETS, REQUESTS, build, idle
 from zerolayer.core.errors import ConfigError
 from zerolayer.core.fleet_state import EngineReport, FleetState, Floats
 from zerolayer.dispatch.entropy import EntropyWeights, Limits
 from zerolayer.dispatch.load import Appraisal
 from zerolayer.dispatch.policies import PlacementRequest, expected_wait_s
-from zerolayer.dispatch.policies.base import Preference
-from zerolayer.dispatch.policies.registry import POLICIES, Continuation, policy_entry
+from zerolayer.dispatch.policies.base import Decision, Preference
+from zerolayer.dispatch.policies.registry import POLICIES, Continuation, PolicyEntry, policy_entry
 from zerolayer.dispatch.policies.zerolayer import (
     RETRY_AFTER_S_MAX,
     RETRY_AFTER_S_MIN,
@@ -32,6 +32,22 @@ def after(fleet: FleetState, request: PlacementRequest) -> Floats:
     case.take(fleet, request)
     case.state_expected(fleet)
     return case.after.copy()
+
+
+def placements(
+    entry: PolicyEntry,
+    engines: list[dict[str, float]],
+    requests: list[PlacementRequest],
+    seed: int,
+) -> list[Decision | None]:
+    """What a fresh policy decides one after the other, each placement counted."""
+    fleet, policy = build(engines), entry.make(random.Random(seed))
+    decisions = []
+    for request in requests:
+        decisions.append(policy.choose(fleet, request, NOBODY))
+        if decisions[-1] is not None:
+            fleet.placed(decisions[-1].engine, request.prompt_tokens)
+    return decisions
 
 
 def place(fleet: FleetState, request: PlacementRequest, weights: Weights | None = None) -> int:
@@ -81,22 +97,16 @@ def test_one_more_engine_never_raises_the_highest_utilisation_that_is_predicted(
     assert peaks[1] <= peaks[0] + 1e-9
 
 
-@given(engines=FLEETS, requests=st.lists(REQUESTS, max_size=8), seed=st.integers(0, 3))
-def test_decisions_are_the_same_for_the_same_seed(
-    engines: list[dict[str, float]], requests: list[PlacementRequest], seed: int
+@pytest.mark.parametrize("entry", EVERY)
+@given(engines=FLEETS, requests=st.lists(REQUESTS, max_size=6), seed=st.integers(0, 3))
+@settings(max_examples=25)
+def test_placements_are_the_same_for_the_same_seed(
+    entry: PolicyEntry,
+    engines: list[dict[str, float]],
+    requests: list[PlacementRequest],
+    seed: int,
 ) -> None:
-    for entry in POLICIES.values():
-        answers = []
-        for _ in range(2):
-            fleet, policy = build(engines), entry.make(random.Random(seed))
-            given_answers = []
-            for request in requests:
-                decision = policy.choose(fleet, request, NOBODY)
-                given_answers.append(decision)
-                if decision is not None:
-                    fleet.placed(decision.engine, request.prompt_tokens)
-            answers.append(given_answers)
-        assert answers[0] == answers[1], entry.name
+    assert placements(entry, engines, requests, seed) == placements(entry, engines, requests, seed)
 
 
 @given(engines=FLEETS, request=REQUESTS)

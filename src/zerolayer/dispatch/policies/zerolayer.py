@@ -5,7 +5,7 @@ Score of engine i, in seconds; the smallest wins:
       ttft    * expected seconds to the first token                     (`expected_wait_s`)
     + queue   * seconds of prefill that wait there
     + prefix  * seconds of prefill of its own, after what the engine holds already
-    + pace    * expected output tokens * seconds per step there
+    + pace    * expected output tokens * seconds per step without prefill
     + others  * streams there * (its prefill + its expected output tokens * decode seconds)
     + preempt * share of KV past the knee * seconds to compute its context again
     + entropy * WINDOW_S * M * (E after - E now)                        (`dispatch.entropy`)
@@ -150,7 +150,7 @@ class ZeroLayer:
         if within_limits(eligible, case.after, self._limits) is not None:
             return None
         work_s = np.maximum(0.0, case.after[0] - self._limits.util_max) * WINDOW_S
-        answer_s = case.step_s * case.output / np.maximum(1.0, fleet.running_requests)
+        answer_s = case.decode_step_s * case.output / np.maximum(1.0, fleet.running_requests)
         ends_s = np.where(case.after[1] > self._limits.mem_max, answer_s, 0.0)
         wait_s = float(np.maximum(work_s, ends_s)[eligible].min())
         return min(RETRY_AFTER_S_MAX, max(RETRY_AFTER_S_MIN, wait_s))
@@ -202,11 +202,12 @@ def _row_weights(weights: Weights, output: float) -> Floats:
     steps = STEPS_TO_FIRST_TOKEN * weights.ttft
     return np.array(
         (
-            steps + weights.pace * output,
+            steps,
             steps + weights.others * output,
             weights.ttft + weights.queue,
             weights.ttft + weights.prefix,
             weights.others,
+            weights.pace * output,
             weights.total * WINDOW_S,
         )
     )
