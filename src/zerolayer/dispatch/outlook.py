@@ -142,11 +142,13 @@ class Outlook:
         places = decode_places(fleet)
         rate = decode_tokens_per_s(self._decode_step_s(fleet), busy_share(demand))
         fleet.places[:] = places
+        decoding = streams.waiting_tokens == 0.0
+        self.lengths.running(streams.delivered[decoding], float(expected[:, 0].mean()))
         alive, tokens = self._survivors(streams, rate, starts_s)
         new_streams, new_tokens = self._newcomers(expected, shares, rate, backlog_s)
-        decoding = _per_engine(fleet, streams.engine, alive) + new_streams
+        streaming = _per_engine(fleet, streams.engine, alive) + new_streams
         held = _per_engine(fleet, streams.engine, tokens) + new_tokens
-        fleet.forecast_util[:] = demand + decoding / places[:, None]
+        fleet.forecast_util[:] = demand + streaming / places[:, None]
         fleet.forecast_mem[:] = held / fleet.kv_tokens[:, None]
         self._add_unexplained(fleet, streams, alive, backlog_s, places)
         self._places, self._rate = places.tolist(), rate.tolist()

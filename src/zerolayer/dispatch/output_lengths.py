@@ -6,12 +6,20 @@ likely, so survival `S(x) = P(length > x)` is linear between bucket ends, and
 `E[length - d | length > d] = sum_{x >= d} S(x) / S(d)` (the mean residual life) has a closed form
 per bucket.
 
+Answers that still run count too, as longer than they are so far: without them a distribution
+learned from finished answers alone knows only the short ones at first, and after every change.
+Survival is the life-table estimate, the product over buckets of
+1 - ended / (reached - half of those that are just inside) (Kaplan and Meier, "Nonparametric
+estimation from incomplete observations", JASA 1958). It needs a memory that is much longer than an
+answer takes, or it counts the beginnings of long answers and not the short ones of that time.
+
 Until enough answers have ended a heavy-tailed prior speaks (Lomax with exponent 2: the longer an
 answer is already, the longer it will still be). It keeps a small weight for ever, so that a stream
 longer than any before it still has an expected rest.
 """
 
 from bisect import bisect_right
+from math import exp
 
 import numpy as np
 
@@ -22,7 +30,9 @@ TOKENS_MAX = 1 << 18
 BUCKETS_PER_DOUBLING = 8
 """A bucket is 9 % wide, so a mean is at most half of that off."""
 MEMORY_REQUESTS = 1000.0
-"""Finished requests after which one weighs 1/e of a new one."""
+MEMORY_S = 600.0
+"""A finished request weighs 1/e of a new one after so many requests, and not before so many
+seconds."""
 PRIOR_MEAN_TOKENS = 128.0
 PRIOR_REQUESTS = 2.0
 """The prior weighs as much as so many finished requests."""
@@ -42,7 +52,6 @@ _EDGES = _edges()  # bucket k holds the lengths _EDGES[k] to _EDGES[k + 1] - 1
 _KNOTS = np.append(_EDGES - 1.0, TOKENS_MAX)  # where survival is tabulated; linear in between
 _EDGE_LIST: list[float] = _EDGES.tolist()
 _KNOT_LIST: list[float] = _KNOTS.tolist()
-_GROWTH = float(np.exp(1.0 / MEMORY_REQUESTS))
 
 
 def _prior() -> Floats:
@@ -61,7 +70,9 @@ class OutputLengths:
 
     def __init__(self) -> None:
         self._weights = np.zeros(len(_EDGES))
+        self._running = np.zeros(len(_EDGES))
         self._next_weight = 1.0
+        self._growth = exp(1.0 / MEMORY_REQUESTS)
         self._observed = 0
         self._rebuild_in = 1
         self._build()
@@ -82,7 +93,7 @@ class OutputLengths:
             return
         bucket = bisect_right(_EDGE_LIST, min(output_tokens, TOKENS_MAX)) - 1
         self._weights[bucket] += self._next_weight
-        self._next_weight *= _GROWTH
+        self._next_weight *= self._growth
         self._observed += 1
         if self._next_weight > _WEIGHT_MAX:
             self._weights /= self._next_weight
@@ -91,6 +102,13 @@ class OutputLengths:
         if self._rebuild_in <= 0:
             self._rebuild_in = min(REBUILD_EVERY, 1 + self._observed // 8)
             self._build()
+
+    def running(self, delivered: Floats, requests_per_s: float) -> None:
+        """All answers that run now, by the tokens that have come of each; and how many come."""
+        self._growth = exp(1.0 / max(MEMORY_REQUESTS, MEMORY_S * requests_per_s))
+        inside = np.searchsorted(_KNOTS, np.minimum(delivered, TOKENS_MAX - 1.0), side="right") - 1
+        self._running = np.bincount(inside, minlength=len(_EDGES)).astype(np.float64)
+        self._build()
 
     def expected_remaining(self, delivered: int = 0) -> float:
         """E[tokens still to come | `delivered` have come and the answer goes on]; at least 1."""
@@ -146,9 +164,11 @@ class OutputLengths:
 
     def _build(self) -> None:
         """Survival and its integral to the right, at every knot."""
-        weights = self._weights / self._next_weight + _PRIOR
-        tail = np.append(np.cumsum(weights[::-1])[::-1], 0.0)
-        self._table = tail / tail[0]
+        ended = self._weights / self._next_weight + _PRIOR
+        reached = np.cumsum((ended + self._running)[::-1])[::-1]
+        goes_on = np.maximum(0.0, 1.0 - ended / (reached - 0.5 * self._running))
+        goes_on[-1] = 0.0
+        self._table = np.append(1.0, np.cumprod(goes_on))
         self._falling = -self._table
         areas = 0.5 * (self._table[1:] + self._table[:-1]) * np.diff(_KNOTS)
         self._survival: list[float] = self._table.tolist()

@@ -85,3 +85,26 @@ def test_weights_stay_finite_over_a_million_answers() -> None:
     for _ in range(5_000):
         known.observe(50)
     assert known.expected_remaining() == pytest.approx(50.0, rel=0.08)
+
+
+def test_answers_that_still_run_keep_the_short_ones_from_speaking_for_all() -> None:
+    """Of 100 answers that began together, half are 50 tokens long and half 4,000; 100 tokens in."""
+    known = learned([50] * 50)
+    alone = known.expected_remaining()
+    known.running(np.full(50, 100.0), 1.0)
+    assert alone < 100.0
+    assert known.survival(0, 90.0) == pytest.approx(0.5, abs=0.05)
+    assert known.expected_remaining() > 3.0 * alone
+
+
+@given(LENGTHS, st.lists(st.integers(0, 2 * TOKENS_MAX), max_size=50))
+def test_survival_begins_at_one_and_falls_whatever_runs(
+    lengths: list[int], running: list[int]
+) -> None:
+    known = learned(lengths)
+    known.running(np.array(running, dtype=np.float64), 1.0)
+    survival = known.survival_at(np.arange(0.0, 60_000.0, 97.0))
+    assert survival[0] == 1.0
+    assert (np.diff(survival) <= 0.0).all()
+    assert (survival > 0.0).all()
+    assert np.isfinite(known.expected_remaining(300_000))
