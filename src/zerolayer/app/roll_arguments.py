@@ -45,16 +45,17 @@ async def configure(fleet: "Fleet", options: ServeOptions, words: Sequence[str])
     """Lay `words` over those in force. Raises `ConfigError`; takes some seconds, in a thread."""
     loop = asyncio.get_running_loop()
     old, new = tuple(fleet.arguments), (*fleet.arguments, *words)
-    return await loop.run_in_executor(None, _configure, options, old, new)
+    return await loop.run_in_executor(None, configured, options, old, new)
 
 
-def _configure(options: ServeOptions, old: tuple[str, ...], new: tuple[str, ...]) -> NewArguments:
+def configured(options: ServeOptions, old: tuple[str, ...], new: tuple[str, ...]) -> NewArguments:
+    """`new` words against the `old` ones that are in force. Raises `ConfigError`."""
     before = _parsed(dataclasses.replace(options, vllm_args=old))
     after = _parsed(dataclasses.replace(options, vllm_args=new))
     changed = changes(before, after)
     return NewArguments(
         words=new,
-        config=engine_config(after, options.model, "roll"),
+        config=engine_config(after, "vLLM arguments", " ".join(new[len(old) :])),
         changed=changed,
         recomputed=bool(MEANING.intersection(changed)),
     )

@@ -89,7 +89,7 @@ async def _serve(
     ):
         if plugin:
             manager(plugin)
-    vllm_config = engine_config(args, options.model)
+    vllm_config = engine_config(args, "MODEL", options.model)
     url = _url(listen_address, options)
     runtime = RuntimeDir.create(url=url, model=options.model, started_unix=time.time())
     try:

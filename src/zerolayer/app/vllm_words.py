@@ -79,8 +79,9 @@ def _given(flag: str, words: tuple[str, ...]) -> bool:
     return any(word == flag or word.startswith(f"{flag}=") for word in words)
 
 
-def engine_config(args: argparse.Namespace, model: str, field: str = "MODEL") -> Any:
-    """vLLM's config. What vLLM says of a wrong model becomes one sentence about `field`."""
+def engine_config(args: argparse.Namespace, field: str, value: str) -> Any:
+    """vLLM's config. What vLLM says of a wrong model or word becomes one sentence about `field` and
+    its `value`."""
     engine_args = AsyncEngineArgs.from_cli_args(args)
     if engine_args.kv_transfer_config is not None:
         raise ConfigError(
@@ -93,14 +94,15 @@ def engine_config(args: argparse.Namespace, model: str, field: str = "MODEL") ->
         return engine_args.create_engine_config()
     except (ValueError, OSError) as cause:
         raise ConfigError(
-            field, model, f"vLLM cannot use it with these arguments: {_one_line(cause)}"
+            field, value, f"vLLM cannot use it with these arguments: {_one_line(cause)}"
         ) from cause
 
 
 def _one_line(cause: Exception) -> str:
     """What an exception of vLLM or pydantic says, without the places where it was said."""
     if isinstance(cause, ValidationError):
-        said = "; ".join(error["msg"] for error in cause.errors())
+        errors = {".".join(map(str, error["loc"])): error["msg"] for error in cause.errors()}
+        said = "; ".join(f"{where}: {what}" if where else what for where, what in errors.items())
     else:
         said = " ".join(str(cause).split()) or repr(cause)
     return said[:400]
