@@ -222,13 +222,23 @@ class Outlook:
     def _survivors(self, streams: Streams, rate: Floats, starts_s: Floats) -> tuple[Floats, Floats]:
         """Per stream and window: how likely it decodes, and the KV tokens that it then holds."""
         rates = rate[streams.engine][:, None]
-        starts = starts_s[:, None]
-        active = np.clip(_ENDS - starts, 0.0, 1.0)
-        grown = np.maximum(0.0, _ENDS - 0.5 * active - starts) * rates
+        grown = rates * (_BEGINS + 0.5)
         now = self.lengths.survival_at(streams.delivered)[:, None]
-        later = self.lengths.survival_at(streams.delivered[:, None] + grown)
-        alive = active * later / np.maximum(now, 1e-12)
-        return alive, alive * (streams.context_tokens[:, None] + grown)
+        alive = self.lengths.survival_at(streams.delivered[:, None] + grown) / np.maximum(
+            now, 1e-12
+        )
+        waits = np.flatnonzero(starts_s)
+        if waits.size:
+            starts = starts_s[waits][:, None]
+            active = np.clip(_ENDS - starts, 0.0, 1.0)
+            later = np.maximum(0.0, _ENDS - 0.5 * active - starts) * rates[waits]
+            # A stream that was moved has delivered some already.
+            tokens = streams.delivered[waits][:, None] + later
+            alive[waits] = active * self.lengths.survival_at(tokens) / np.maximum(now[waits], 1e-12)
+            grown[waits] = later
+        held = grown + streams.context_tokens[:, None]
+        held *= alive
+        return alive, held
 
     def _decode_step_s(self, fleet: FleetState) -> Floats:
         """As `decode_step_s`; where a prefill is under way, at most what it was without one."""

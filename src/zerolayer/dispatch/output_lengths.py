@@ -36,6 +36,8 @@ seconds."""
 PRIOR_MEAN_TOKENS = 128.0
 PRIOR_REQUESTS = 2.0
 """The prior weighs as much as so many finished requests."""
+NEAR_TOKENS = 4096
+"""Up to here survival is also kept per token."""
 REBUILD_EVERY = 32
 """Finished requests between two builds of the tables (fewer at first): a table of a thousand
 requests does not change by more than 3 % meanwhile."""
@@ -50,6 +52,8 @@ def _edges() -> Floats:
 
 _EDGES = _edges()  # bucket k holds the lengths _EDGES[k] to _EDGES[k + 1] - 1
 _KNOTS = np.append(_EDGES - 1.0, TOKENS_MAX)  # where survival is tabulated; linear in between
+_NEAR = np.arange(NEAR_TOKENS + 1, dtype=np.float64)
+_BUCKET_OF = np.searchsorted(_KNOTS, _NEAR, side="right") - 1
 _EDGE_LIST: list[float] = _EDGES.tolist()
 _KNOT_LIST: list[float] = _KNOTS.tolist()
 
@@ -106,7 +110,12 @@ class OutputLengths:
     def running(self, delivered: Floats, requests_per_s: float) -> None:
         """All answers that run now, by the tokens that have come of each; and how many come."""
         self._growth = exp(1.0 / max(MEMORY_REQUESTS, MEMORY_S * requests_per_s))
-        inside = np.searchsorted(_KNOTS, np.minimum(delivered, TOKENS_MAX - 1.0), side="right") - 1
+        near = np.minimum(delivered, NEAR_TOKENS).astype(np.int64)
+        inside = _BUCKET_OF[near]
+        far = delivered > NEAR_TOKENS
+        if far.any():
+            longest = np.minimum(delivered[far], TOKENS_MAX - 1.0)
+            inside[far] = np.searchsorted(_KNOTS, longest, side="right") - 1
         self._running = np.bincount(inside, minlength=len(_EDGES)).astype(np.float64)
         self._build()
 
@@ -133,8 +142,15 @@ class OutputLengths:
         return max(0.0, at - max(0, delivered))
 
     def survival_at(self, tokens: Floats) -> Floats:
-        """P(length > tokens) for any array of token counts; 1 at 0, 0 at TOKENS_MAX."""
-        survival: Floats = np.interp(tokens, _KNOTS, self._table)
+        """P(length > tokens) for any array of token counts of 0 and more; 1 at 0, 0 at TOKENS_MAX.
+
+        Up to NEAR_TOKENS a table by whole tokens, which takes a tenth of the time.
+        """
+        nearest = np.minimum(tokens, NEAR_TOKENS) + 0.5
+        survival: Floats = self._near[nearest.astype(np.int64)]
+        far = tokens > NEAR_TOKENS
+        if far.any():
+            survival[far] = np.interp(tokens[far], _KNOTS, self._table)
         return survival
 
     def survival_sum(self, tokens: Floats) -> Floats:
@@ -170,6 +186,7 @@ class OutputLengths:
         goes_on[-1] = 0.0
         self._table = np.append(1.0, np.cumprod(goes_on))
         self._falling = -self._table
+        self._near = np.interp(_NEAR, _KNOTS, self._table)
         areas = 0.5 * (self._table[1:] + self._table[:-1]) * np.diff(_KNOTS)
         self._survival: list[float] = self._table.tolist()
         self._sums = np.append(0.0, np.cumsum(areas))

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from zerolayer.core.engine_state import EngineEvent, EngineLife
 from zerolayer.core.errors import EngineError
 from zerolayer.core.fleet_state import FleetState
@@ -223,19 +225,16 @@ class FleetDriver:
 
     def placed_streams(self) -> Streams:
         """Every placed stream, for `Outlook.refresh`."""
-        placed = [
-            (engine, self.owned[stream_id])
-            for engine, stream_ids in enumerate(self.on_engine)
-            for stream_id in stream_ids
-        ]
-        rows = [
-            (
-                engine, owned.placed_tokens, len(owned.stream.delivered),
-                0 if owned.decoding else owned.placed_tokens,
-            )
-            for engine, owned in placed
-        ]  # fmt: skip
-        return Streams.of(rows)
+        placed = [self.owned[stream_id] for ids in self.on_engine for stream_id in ids]
+        return Streams(
+            np.repeat(np.arange(len(self.on_engine)), [len(ids) for ids in self.on_engine]),
+            np.array([owned.placed_tokens for owned in placed], dtype=np.float64),
+            np.array([len(owned.stream.delivered) for owned in placed], dtype=np.float64),
+            np.array(
+                [0 if owned.decoding else owned.placed_tokens for owned in placed],
+                dtype=np.float64,
+            ),
+        )
 
     # -- engines come and go --------------------------------------------------------------------
 

@@ -103,7 +103,7 @@ def test_survival_begins_at_one_and_falls_whatever_runs(
 ) -> None:
     known = learned(lengths)
     known.running(np.array(running, dtype=np.float64), 1.0)
-    survival = known.survival_at(np.arange(0.0, 60_000.0, 97.0))
+    survival = known.survival_at(np.arange(0.0, 60_000.0, 97.0, dtype=np.float64))
     assert survival[0] == 1.0
     assert (np.diff(survival) <= 0.0).all()
     assert (survival > 0.0).all()
