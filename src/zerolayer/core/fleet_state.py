@@ -83,8 +83,8 @@ class FleetState:
         self.kv_tokens = np.full(engines, np.inf)
         """KV capacity in tokens; infinite where it is not known yet."""
         self.places = np.full(engines, 256.0)
-        """Streams that it can decode at once, 1 or more: `requests_max`, or fewer of the length that
-        streams have lately (`request_cost.decode_places`, renewed with the forecast)."""
+        """Streams that it can decode at once, 1 or more: `requests_max`, or fewer of the length
+        that streams have lately (`request_cost.decode_places`, renewed with the forecast)."""
         self.weight = np.ones(engines)
         """Static share that an operator gives an engine, relative to the others."""
         self.tokens_per_s = np.zeros(engines)
@@ -148,18 +148,21 @@ class FleetState:
         self.link_use[engine] = min(1.0, max(0.0, report.link_use))
         self.tokens_per_s[engine] = max(0.0, report.tokens_per_s)
 
-    def placed(self, engine: int, prompt_tokens: int) -> None:
-        """A stream was sent here with this many prompt tokens to compute."""
+    def placed(self, engine: int, waiting_tokens: int) -> None:
+        """A stream was sent here with this many prompt tokens to compute: those whose KV the engine
+        neither holds nor can load."""
         self.running_requests[engine] += 1
         self.waiting_requests[engine] += 1
-        self.waiting_tokens[engine] += prompt_tokens
+        self.waiting_tokens[engine] += waiting_tokens
 
-    def first_token(self, engine: int, prompt_tokens: int) -> None:
-        """The first token of a stream came: its prompt (same number as in `placed`) is context
-        now."""
-        self._take(self.waiting_tokens, engine, prompt_tokens)
+    def first_token(
+        self, engine: int, waiting_tokens: int, context_tokens: int | None = None
+    ) -> None:
+        """The first token of a stream came: nothing of it waits any more (same number as in
+        `placed`), and its whole prompt is context now (None: it was computed whole)."""
+        self._take(self.waiting_tokens, engine, waiting_tokens)
         self._take(self.waiting_requests, engine, 1)
-        self.running_tokens[engine] += prompt_tokens
+        self.running_tokens[engine] += waiting_tokens if context_tokens is None else context_tokens
 
     def grew(self, engine: int, tokens: int) -> None:
         """Streams here got this many tokens longer."""

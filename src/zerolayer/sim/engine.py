@@ -84,10 +84,15 @@ class SimEngine:
         """Put a stream into the queue. A dead engine loses it in silence, as a socket does."""
         if self.dead:
             return
-        self.waiting.append(seq)
+        if seq.first:
+            self.waiting.appendleft(seq)
+        else:
+            self.waiting.append(seq)
         if not self.busy:
             self.start(now)
-        elif len(self.waiting) == 1:  # behind others it could not be admitted now either
+        elif (
+            seq.first or len(self.waiting) == 1
+        ):  # behind others it could not be admitted now either
             self._cut(now)
 
     def abort(self, request_ids: Sequence[str], now: float) -> None:

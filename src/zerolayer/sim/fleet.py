@@ -201,6 +201,7 @@ class SimFleet:
         delivered = len(order.delivered)
         restored = min(request.committed, request.prompt_tokens + delivered - 1)
         seq = Seq(request, order.request_id, delivered, restored if order.sources else 0)
+        seq.first = delivered > 0 and not self.setup.by_prefill  # as engines/resume.py does
         self.decisions += 1
         self.log.note(self.now, b"p", slot, request.row)
         if owned.move is not None:

@@ -37,8 +37,8 @@ class Seq:
     """A request on one engine."""
 
     __slots__ = (
-        "alive", "base", "blocks", "context", "done", "due", "flushed", "joined", "order", "owed",
-        "private", "request", "request_id", "restored",
+        "alive", "base", "blocks", "context", "done", "due", "first", "flushed", "joined", "order",
+        "owed", "private", "request", "request_id", "restored",
     )  # fmt: skip
 
     def __init__(self, request: SimRequest, request_id: str, delivered: int, restored: int) -> None:
@@ -50,6 +50,8 @@ class Seq:
         """Tokens that are to come from here."""
         self.restored = restored
         """Leading tokens that can be loaded from a snapshot."""
+        self.first = False
+        """It waits in front of the queue: its client is reading already."""
         self.done = 0
         """Leading tokens whose KV is here, while its prompt is computed."""
         self.blocks: list[int] = []

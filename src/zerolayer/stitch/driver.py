@@ -82,7 +82,8 @@ class Owned:
     moves: int = 0  # off lost engines; moves on purpose do not count
     deaths_without_token: int = 0  # in a row
     decoding: bool = False  # its first token on the current engine has come
-    placed_tokens: int = 0  # context tokens that the current engine was charged with
+    placed_tokens: int = 0  # its context tokens on the current engine
+    waiting_tokens: int = 0  # those that this engine had to compute before the first token
     predicted_ttft_s: float = 0.0  # when it was first placed; 0 where not predicted
 
 
@@ -231,7 +232,7 @@ class FleetDriver:
             np.array([owned.placed_tokens for owned in placed], dtype=np.float64),
             np.array([len(owned.stream.delivered) for owned in placed], dtype=np.float64),
             np.array(
-                [0 if owned.decoding else owned.placed_tokens for owned in placed],
+                [0 if owned.decoding else owned.waiting_tokens for owned in placed],
                 dtype=np.float64,
             ),
         )
@@ -468,9 +469,11 @@ class FleetDriver:
         self.waiting.pop(stream.stream_id, None)
         self.on_engine[engine][stream.stream_id] = None
         owned.decoding, owned.placed_tokens = False, stream.context_tokens
+        held = (wanted.held_tokens or {}).get(engine, 0)
+        owned.waiting_tokens = max(1, owned.placed_tokens - held)
         if self.totals.streams % TTFT_PREDICTED_EVERY == 0 and not stream.delivered:
             owned.predicted_ttft_s = float(expected_wait_s(self.fleet, wanted)[engine])
-        self.fleet.placed(engine, owned.placed_tokens)
+        self.fleet.placed(engine, owned.waiting_tokens)
         self.outlook.placed(self.fleet, engine, wanted)
         sources = [] if owned.by_prefill else list(owned.sources)
         port = self.ports[engine]
@@ -487,7 +490,7 @@ class FleetDriver:
     def _release(self, owned: Owned, engine: int) -> None:
         """The one place where what a stream holds on an engine is given back."""
         self.on_engine[engine].pop(owned.stream.stream_id, None)
-        waiting = 0 if owned.decoding else owned.placed_tokens
+        waiting = 0 if owned.decoding else owned.waiting_tokens
         running = owned.placed_tokens if owned.decoding else 0
         self.fleet.released(engine, waiting_tokens=waiting, running_tokens=running)
 
@@ -501,7 +504,7 @@ class FleetDriver:
         before_ns, owned.last_token_ns = owned.last_token_ns, self._clock.monotonic_ns()
         if not owned.decoding:
             owned.decoding = True
-            self.fleet.first_token(engine, owned.placed_tokens)
+            self.fleet.first_token(engine, owned.waiting_tokens, owned.placed_tokens)
             self._note_ttft(owned)
         if owned.move is not None:
             silent_ns = owned.last_token_ns - (before_ns or owned.arrived_ns)
