@@ -8,6 +8,7 @@ each stream's worst silence from the first factor on, and how long it took to it
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -69,8 +70,8 @@ class Side:
     """All gaps from then on."""
     stream_s: list[float] = field(default_factory=list)
     """From the first factor to each stream's end."""
-    moves: list[str] = field(default_factory=list)
-    """Reasons."""
+    moves: list[dict[str, Any]] = field(default_factory=list)
+    """As the status has them."""
     broken: int = 0
     lost: int = 0
     repeated: int = 0
@@ -82,7 +83,9 @@ class Side:
             "token_gap_p99_ms": round(p99, 1) if p99 is not None else None,
             "seconds_to_end": summary(self.stream_s, 2),
             "moves": len(self.moves),
-            "moves_by_reason": {why: self.moves.count(why) for why in sorted(set(self.moves))},
+            "moves_by_reason": dict(Counter(str(move["reason"]) for move in self.moves)),
+            "move_gap_ms": summary([move["gap_ms"] for move in self.moves]),
+            "after_declared_ms": summary([move["after_declared_ms"] for move in self.moves]),
         }
 
 
@@ -196,4 +199,4 @@ class _Round:
             found = compare(reference, record.token_ids, finished=not record.broken)
             side.lost += found.lost
             side.repeated += found.repeated
-        side.moves += [str(move["reason"]) for move in status["recent_moves"]]
+        side.moves += status["recent_moves"]
