@@ -9,6 +9,7 @@ from zerolayer.core.errors import EngineError
 from zerolayer.engines.coming_up import proved, serving
 from zerolayer.engines.emptying import Emptying, MoveTally
 from zerolayer.engines.operations import Say
+from zerolayer.engines.shown_words import without_secrets
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -68,7 +69,7 @@ class Roll:
             "engines": list(self.seconds),
             "seconds_per_engine": self.seconds,
             "seconds": round(time.monotonic() - began, 2),
-            "arguments": list(self.fleet.arguments),
+            "arguments": without_secrets(self.fleet.arguments),
             "changed": list(self.new.changed) if self.new is not None else [],
             **self.tally.figures(),
         }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from zerolayer.arena.board import CoreState
 from zerolayer.core.ids import engine_name
 from zerolayer.dispatch.heat import heat_of
+from zerolayer.engines.shown_words import without_secrets
 from zerolayer.engines.status_placement import engine_placement, placement_status
 from zerolayer.stitch.moves import MoveRecord
 
@@ -33,7 +34,7 @@ def status_of(fleet: "Fleet") -> dict[str, Any]:
         "started": info.started,
         "snapshots": fleet.settings.snapshots,
         "log_dir": str(fleet.settings.log_dir),
-        "vllm_args": list(fleet.arguments),
+        "vllm_args": without_secrets(fleet.arguments),
         "operation": _operation(fleet),
         "engines": [
             {

@@ -13,6 +13,7 @@ from zerolayer.engines.emptying import TARGET_PATIENCE_S, Emptying, MoveTally
 from zerolayer.engines.operations import Operation, Operations, Say
 from zerolayer.engines.rolling import NewArguments, Roll
 from zerolayer.engines.scaling import Scale
+from zerolayer.engines.shown_words import without_secrets
 
 if TYPE_CHECKING:
     from zerolayer.engines.fleet import Fleet
@@ -80,7 +81,7 @@ class Steering:
         async def work(say: Say) -> dict[str, Any]:
             return await Roll(self._fleet, say, new, PATIENCE_S, may_wait).run()
 
-        what = f"roll with {' '.join(words)}" if words else "roll"
+        what = f"roll with {' '.join(without_secrets(words))}" if words else "roll"
         return self._operations.begin("roll", what, work)
 
     def scale(self, engines: int, *, unchecked: bool = False) -> Operation:

@@ -192,7 +192,8 @@ class SlotSupervisor:
 
     async def _end_as_found(self, launched: LaunchedEngine, why: str) -> None:
         self._went_down(why)
-        await self._driver.move_all(self.slot, why, reachable=False)
+        # Its streams find their new places even if this slot is taken away meanwhile.
+        await asyncio.shield(self._driver.move_all(self.slot, why, reachable=False))
         kill_now(launched.pids)
         # The moved streams load their pages now; tidying and restarting can wait for them.
         await asyncio.sleep(SETTLE_S)
