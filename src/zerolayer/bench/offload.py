@@ -103,11 +103,12 @@ def run_offload(options: OffloadOptions, console: Console) -> dict[str, Any]:
             asyncio.run(measured.run())
         gap = max(sides[offload].gaps_ms[-options.streams :])
         say(f"round {number + 1}/{2 * options.rounds} {words[0]}: worst gap {gap:.0f} ms")
-    return {**_compared(sides), "seed": options.seed,
+    return {**compared(sides), "seed": options.seed,
             "seconds": round(time.monotonic() - began, 1)}  # fmt: skip
 
 
-def _compared(sides: dict[bool, Side]) -> dict[str, Any]:
+def compared(sides: dict[bool, Side]) -> dict[str, Any]:
+    """Both sides (True: with offload), and the ratio of the medians of their worst gaps."""
     both = list(sides.values())
     medians = [percentile(sides[on].gaps_ms, 0.5) for on in (True, False)]
     ratio = medians[0] / medians[1] if medians[0] and medians[1] else None

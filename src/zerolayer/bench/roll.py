@@ -85,7 +85,12 @@ class _Rolled:
             references = [record.token_ids for record in quiet[0]]
             self._say("rolling")
             rolled, roll = await self._under_roll(client)
-        return {**self._judge(references, quiet[1], rolled), "roll": roll}
+        return {
+            **judged(references, quiet[1], rolled),
+            "tokens_per_stream": self._options.tokens,
+            "seed": self._options.seed,
+            "roll": roll,
+        }
 
     async def _side_by_side(self, client: StreamClient) -> list[StreamRecord]:
         records = await client.run_all([self._request(p) for p in self._prompts])
@@ -135,37 +140,39 @@ class _Rolled:
                 over.set()
         return records, roll
 
-    def _judge(
-        self,
-        references: list[list[int]],
-        quiet: list[StreamRecord],
-        rolled: list[list[StreamRecord]],
-    ) -> dict[str, Any]:
-        pairs = [(ref, record) for ref, own in zip(references, rolled, strict=True)
-                 for record in own]  # fmt: skip
-        found = [compare(ref, r.token_ids, finished=not r.broken) for ref, r in pairs]
-        differing = sum(not each.exact for each in found)
-        quiet_differing = sum(
-            record.token_ids != ref for ref, record in zip(references, quiet, strict=True)
-        )
-        gaps = [worst_gap_ms(record.arrivals_ns) for _, record in pairs]
-        quiet_gaps = [worst_gap_ms(record.arrivals_ns) for record in quiet]
-        return {
-            "streams": len(pairs),
-            "streams_at_a_time": len(references),
-            "tokens_per_stream": self._options.tokens,
-            "broken": sum(record.broken for _, record in pairs),
-            "faults": [r.fault for _, r in pairs if r.broken][:FAULTS_SHOWN],
-            "tokens_lost": sum(each.lost for each in found),
-            "tokens_repeated": sum(each.repeated for each in found),
-            # Without undisturbed runs that repeat, a difference says nothing of the moves.
-            "exact": differing == 0 if quiet_differing == 0 else None,
-            "differing": differing,
-            "undisturbed_differing": quiet_differing,
-            "worst_gap_ms": summary(gaps),
-            "worst_gap_of_each_client_ms": [
-                round(max(worst_gap_ms(record.arrivals_ns) for record in own), 1) for own in rolled
-            ],
-            "undisturbed_worst_gap_ms": summary(quiet_gaps),
-            "seed": self._options.seed,
-        }
+
+def judged(
+    references: list[list[int]],
+    quiet: list[StreamRecord],
+    rolled: list[list[StreamRecord]],
+) -> dict[str, Any]:
+    """Each client's streams during the roll against its undisturbed token ids.
+
+    `quiet`: the second undisturbed run of each client.
+    """
+    pairs = [(ref, record) for ref, own in zip(references, rolled, strict=True)
+             for record in own]  # fmt: skip
+    found = [compare(ref, r.token_ids, finished=not r.broken) for ref, r in pairs]
+    differing = sum(not each.exact for each in found)
+    quiet_differing = sum(
+        record.token_ids != ref for ref, record in zip(references, quiet, strict=True)
+    )
+    gaps = [worst_gap_ms(record.arrivals_ns) for _, record in pairs]
+    quiet_gaps = [worst_gap_ms(record.arrivals_ns) for record in quiet]
+    return {
+        "streams": len(pairs),
+        "streams_at_a_time": len(references),
+        "broken": sum(record.broken for _, record in pairs),
+        "faults": [r.fault for _, r in pairs if r.broken][:FAULTS_SHOWN],
+        "tokens_lost": sum(each.lost for each in found),
+        "tokens_repeated": sum(each.repeated for each in found),
+        # Without undisturbed runs that repeat, a difference says nothing of the moves.
+        "exact": differing == 0 if quiet_differing == 0 else None,
+        "differing": differing,
+        "undisturbed_differing": quiet_differing,
+        "worst_gap_ms": summary(gaps),
+        "worst_gap_of_each_client_ms": [
+            round(max(worst_gap_ms(record.arrivals_ns) for record in own), 1) for own in rolled
+        ],
+        "undisturbed_worst_gap_ms": summary(quiet_gaps),
+    }
