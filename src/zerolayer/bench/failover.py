@@ -253,7 +253,7 @@ class _Bench:
         before = sum(1 for at_ns in record.arrivals_ns if at_ns <= struck_ns)
         ours = strike.moves_of(record, status) if strike is not None else []
         hurt = strike.row["id"] if strike is not None and strike.row is not None else ""
-        caused = [move for move in ours if move.source == hurt]
+        caused = [move for move in ours if move.source == hurt and not move.on_purpose]
         gaps = gaps_around(record.arrivals_ns, struck_ns, [move.declared_ns for move in caused])
         cause = "none" if strike is None else strike.cause
         return Trial(
@@ -278,7 +278,7 @@ class _Bench:
                 f"from {move.source}, {move.declared_ms:.0f} ms after the {cause} of {hurt}, "
                 f"because: {move.reason}"
                 for move in ours
-                if move.source != hurt
+                if move.source != hurt or move.on_purpose
             ),
         )
 

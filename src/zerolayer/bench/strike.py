@@ -30,6 +30,8 @@ class MoveSeen:
     source: str = ""
     """The engine that it left."""
     reason: str = ""
+    on_purpose: bool = False
+    """The fleet moved it unasked by any fault (offload)."""
 
 
 @dataclass
@@ -82,6 +84,7 @@ class Strike:
                         move["restored_tokens"],
                         move["from"],
                         move["reason"],
+                        move["on_purpose"],
                     )
                 )
         return seen

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from zerolayer.core.fleet_state import Floats
 from zerolayer.dispatch.offload import OffloadPlanner, RunningStream
 from zerolayer.stitch.driver import Owned
 
@@ -30,10 +31,7 @@ class Offloading:
 
     async def look(self) -> int:
         """One look at the fleet; returns how many streams were moved."""
-        fleet, watch = self._fleet.driver.fleet, self._fleet.watch
-        if watch is None:
-            return 0
-        step_s = np.array([watch.decode_step_s(slot) for slot in range(fleet.engines)])
+        fleet, step_s = self._fleet.driver.fleet, self._step_s()
         now_ns = self._fleet.clock.monotonic_ns()
         sources = self._planner.sources(now_ns, fleet, step_s)
         streams = [stream for source in sources for stream in self._streams(source)]
@@ -44,6 +42,20 @@ class Offloading:
             )
             moved += len(reply.moved)
         return moved
+
+    def _step_s(self) -> Floats:
+        """Seconds of a step of each engine with the streams that it has.
+
+        What an idle engine took when the box was quiet says nothing of now: until it has streams,
+        it is taken to be as slow as the slowest that has.
+        """
+        fleet, watch = self._fleet.driver.fleet, self._fleet.watch
+        assert watch is not None
+        step_s = np.array([watch.decode_step_s(slot) for slot in range(fleet.engines)])
+        decodes = fleet.running_requests > fleet.waiting_requests
+        if decodes.any():
+            step_s[~decodes] = step_s[decodes].max()
+        return step_s
 
     def _streams(self, engine: int) -> list[RunningStream]:
         """Its streams that another engine could go on with at once, exactly."""

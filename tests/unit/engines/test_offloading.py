@@ -21,8 +21,8 @@ class FakeWatch:
         return self._step_s[slot]
 
 
-async def offloading(*step_s: float) -> tuple[FakeFleet, Offloading]:
-    """A fleet with 4 streams on e0, none on e1, and these step times."""
+async def offloading(*step_s: float, beside: int = 1) -> tuple[FakeFleet, Offloading]:
+    """A fleet with 4 streams on e0, `beside` on e1, and these step times."""
     fleet: Any = FakeFleet(2)
     await fleet.all_up()
     fleet.driver.hold(1)
@@ -30,6 +30,11 @@ async def offloading(*step_s: float) -> tuple[FakeFleet, Offloading]:
         await fleet.driver.add(f"s{number}", "request", 5, by_prefill=False)
         fleet.bench.emit(0, request_id=f"s{number}@0", new_token_ids=[1])
     await fleet.driver.let_go(1)
+    fleet.driver.hold(0)
+    for number in range(beside):
+        await fleet.driver.add(f"t{number}", "request", 5, by_prefill=False)
+        fleet.bench.emit(1, request_id=f"t{number}@0", new_token_ids=[1])
+    await fleet.driver.let_go(0)
     fleet.watch, fleet.clock = FakeWatch(*step_s), fleet.bench.clock
     job = Offloading(fleet)
     job._planner = OffloadPlanner(OffloadSettings(slow_for_s=0.0, moves_per_plan_max=2))
@@ -40,10 +45,15 @@ async def test_streams_leave_an_engine_that_is_much_slower_than_another() -> Non
     fleet, job = await offloading(0.2, 0.05)
     assert await job.look() == 2
     assert await job.look() == 2
-    assert [len(streams) for streams in fleet.driver.on_engine] == [0, 4]
+    assert [len(streams) for streams in fleet.driver.on_engine] == [0, 5]
     fleet.give_tokens()
     assert {record.reason for record in fleet.driver.recent_moves} == {"offload: slow"}
     assert fleet.driver.totals.moves_on_purpose == 4
+
+
+async def test_an_idle_engine_is_not_known_to_be_faster() -> None:
+    _fleet, job = await offloading(0.2, 0.05, beside=0)
+    assert await job.look() == 0
 
 
 async def test_equal_engines_keep_their_streams() -> None:
@@ -66,5 +76,5 @@ async def test_before_the_first_token_there_is_nothing_to_move() -> None:
     for number in range(4):
         await fleet.driver.move_streams(0, [f"s{number}"], "test", 1)
         await fleet.driver.move_streams(1, [f"s{number}"], "test", 0)
-    assert [len(streams) for streams in fleet.driver.on_engine] == [4, 0]
+    assert [len(streams) for streams in fleet.driver.on_engine] == [4, 1]
     assert await job.look() == 0
