@@ -70,8 +70,11 @@ class TraceForecast:
 
 def measure_trace(name: str, options: ForecastOptions, watch: Watch) -> TraceForecast:
     """Measure one trace. Raises ConfigError for a trace, policy or engine that is not there, and
-    ValueError for a trace of a few seconds."""
+    for a trace shorter than SECONDS_MIN."""
     recorded = load_trace(name)
+    if recorded.duration_s < SECONDS_MIN:
+        fix = f"it lasts {recorded.duration_s:.0f} s; give one of {SECONDS_MIN} s or more"
+        raise ConfigError("--trace", name, fix)
     fits = fitting(recorded, options.kind)
     one = capacity(profile_of(options.kind), fits)
     rate = options.utilisation * options.engines * one
