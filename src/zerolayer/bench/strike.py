@@ -84,7 +84,7 @@ class Strike:
                         move["restored_tokens"],
                         move["from"],
                         move["reason"],
-                        move["on_purpose"],
+                        bool(move.get("on_purpose")),
                     )
                 )
         return seen
