@@ -9,6 +9,7 @@ times slower must look slow for many steps, not teach the model that slow is nor
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,9 +31,15 @@ NOISE_SHARE = 0.15
 """Standard deviation of a step around its mean, as a share of it; seen on two shared CPU cores."""
 NOISE_FLOOR_S = 2e-4
 
+LONG_PREFILL_TOKENS = 64
+"""A step with fewer prompt tokens says little of what a prefill costs."""
+TAUGHT_PREFILLS = 3
+"""Prefills after which a model may teach the others."""
+
 _TOKENS = 1e-3  # features are thousands of tokens and tens of requests: numbers near 1
 _REQUESTS = 0.1
 _DIAGONAL = np.arange(5)
+_PREFILL_TERMS = np.array((1, 4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +103,24 @@ class StepCostModel:
         self._p = np.diag(np.square(self._deviations))
         self._errors: deque[float] = deque(maxlen=COST_ERRORS_KEPT)
         self._steps = 0
+        self._prefills = 0
 
     @property
     def steps(self) -> int:
         """Steps learned from."""
         return self._steps
+
+    @property
+    def prefills(self) -> int:
+        """Those of them with a long prefill."""
+        return self._prefills
+
+    def start_like(self, teacher: "StepCostModel") -> None:
+        """Expect what another engine's model expects, with the uncertainty of one's own; of the
+        decode steps only while this model has seen hardly any itself."""
+        unknown = _PREFILL_TERMS if self._steps > UNCLIPPED_STEPS else _DIAGONAL
+        self._b[unknown] = teacher._b[unknown]
+        self._coefficients = tuple(self._b.tolist())
 
     def expected_s(self, prefill_tokens: int, decode_requests: int, context_tokens: int) -> float:
         """Expected seconds of a step, within STEP_SECONDS_MIN..STEP_SECONDS_MAX."""
@@ -133,6 +153,7 @@ class StepCostModel:
         expected = self.expected_s(work.prefill_tokens, work.decode_requests, work.context_tokens)
         self._errors.append(abs(seconds - expected) / expected)
         self._steps += 1
+        self._prefills += work.prefill_tokens >= LONG_PREFILL_TOKENS
         self._update(self._features(work), seconds, expected)
 
     def error_percentiles(self) -> ErrorPercentiles:
@@ -184,3 +205,17 @@ class StepCostModel:
         self._p[_DIAGONAL, _DIAGONAL] += step * step
         shrink = np.minimum(1.0, self._deviations / np.sqrt(self._p.diagonal()))
         self._p *= np.outer(shrink, shrink)
+
+
+def teach_newcomers(models: Sequence[StepCostModel]) -> None:
+    """Let models of equal engines that never saw a prefill start like the one that saw most.
+
+    Without it an engine that had no work yet is expected to be as slow as the prior says, and where
+    the prior is far too slow it never gets any.
+    """
+    teacher = max(models, key=lambda model: model.prefills, default=None)
+    if teacher is None or teacher.prefills < TAUGHT_PREFILLS:
+        return
+    for model in models:
+        if model.prefills == 0:
+            model.start_like(teacher)

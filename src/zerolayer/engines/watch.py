@@ -198,6 +198,9 @@ class FleetWatch:
         # What a stalled engine needs for its probes says nothing about a healthy one.
         if finished is not None and self._detector.phase(slot) is not Phase.COMMITTED:
             self._costs[slot].observe(finished.work, finished.seconds)
+            if finished.work.prefill_tokens:
+                domain = self._fleet.driver.fleet.domain
+                teach_newcomers([c for i, c in enumerate(self._costs) if domain[i] == domain[slot]])
 
     def _report(self, slot: int, state: CoreState, expected_s: float) -> None:
         used = 1 - state.free_blocks / state.total_blocks if state.total_blocks else 0.0
