@@ -10,7 +10,12 @@ from zerolayer.arena.board import CoreState
 from zerolayer.arena.tables import StallDetectCfg, StallSettings
 from zerolayer.core.engine_state import EngineEvent, EngineState
 from zerolayer.core.fleet_state import EngineReport
-from zerolayer.dispatch.cost import ErrorPercentiles, StepCostModel, StepWork
+from zerolayer.dispatch.cost import (
+    ErrorPercentiles,
+    StepCostModel,
+    StepWork,
+    teach_newcomers,
+)
 from zerolayer.dispatch.steps import StepSample, StepWatch
 from zerolayer.engines.lifetime import STALLED_NICE, renice
 from zerolayer.engines.supervisor import LiveEngine
