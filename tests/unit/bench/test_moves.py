@@ -42,8 +42,9 @@ def test_without_repeatable_undisturbed_runs_exactness_is_not_judged() -> None:
     assert (found["exact"], found["differing"], found["undisturbed_differing"]) == (None, 1, 1)
 
 
-def test_offload_is_compared_by_the_median_of_the_worst_gaps() -> None:
-    with_it, without = Side(gaps_ms=[100.0, 120.0, 500.0]), Side(gaps_ms=[300.0, 240.0, 200.0])
+def test_offload_is_compared_by_the_median_of_each_rounds_worst_gap() -> None:
+    with_it = Side(round_worst_ms=[100.0, 120.0, 500.0])
+    without = Side(round_worst_ms=[300.0, 240.0, 200.0])
     with_it.moves = [{"reason": "offload: slow", "gap_ms": 110.0, "after_declared_ms": 80.0}] * 3
     found = compared({True: with_it, False: without})
     assert found["worst_gap_ratio"] == 0.5
