@@ -3,7 +3,8 @@
 Utilisation and memory are as `request_cost` defines them. A forecast is the sum of three parts:
 streams that run (they survive as `OutputLengths` say and grow by a token a step), streams that wait
 (the backlog is worked off in order at one second per second), and streams that are still to come
-(`Inflow.forecast`, shared out as placements were lately).
+(`Inflow.forecast`, shared out as placements were lately). What the sum lacks on average over the
+fleet is measured and made up for (`calibration`).
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from zerolayer.core.fleet_state import HORIZON_S, FleetState, Floats, Ints
+from zerolayer.dispatch.calibration import Calibration, FleetLoad
 from zerolayer.dispatch.inflow import HISTORY_S, Inflow
 from zerolayer.dispatch.output_lengths import OutputLengths
 from zerolayer.dispatch.policies.base import PlacementRequest, Policy
@@ -78,6 +80,8 @@ class Outlook:
         self._placements = [0.0] * engines  # lately, decaying
         self._tokens = [0.0] * engines  # of their prompts, computed there
         self._prompted = 0.0  # all of their prompts
+        self._came_s = 0.0  # seconds of prefill placed since the start
+        self._calibration = Calibration()
         self._pure_step_s = [float("inf")] * engines  # last seen without prefill
         self._places = [256.0] * engines
         self._backlog_s = [0.0] * engines
@@ -125,6 +129,7 @@ class Outlook:
         self._prompted += prompt
         self._tokens[engine] += own
         own_s = own * fleet.prefill_s_per_token.item(engine)
+        self._came_s += own_s
         start_s = self._backlog_s[engine] = self._backlog_s[engine] + own_s
         cell = engine * HORIZON_S
         _add_demand(self._demand[engine], own_s, self._util_cells, cell)
@@ -150,7 +155,11 @@ class Outlook:
         held = _per_engine(fleet, streams.engine, tokens) + new_tokens
         fleet.forecast_util[:] = demand + streaming / places[:, None]
         fleet.forecast_mem[:] = held / fleet.kv_tokens[:, None]
-        self._add_unexplained(fleet, streams, alive, backlog_s, places)
+        now = self._add_unexplained(fleet, streams, alive, backlog_s, places)
+        said = np.array((fleet.forecast_util.mean(axis=0), fleet.forecast_mem.mean(axis=0)))
+        factors = self._calibration.factors(now_ns, now, said)
+        fleet.forecast_util *= factors[0]
+        fleet.forecast_mem *= factors[1]
         self._places, self._rate = places.tolist(), rate.tolist()
         self._backlog_s, self._demand = backlog_s.tolist(), demand.tolist()
         self._alive = self.lengths.survival_at(rate[:, None] * _AGES).tolist()
@@ -275,13 +284,18 @@ class Outlook:
         prompts = shares[1][:, None] * np.interp(middle_s, _AGES, come[:, 1]) * alive
         return streams, prompts + streams * 0.5 * oldest
 
-    @staticmethod
     def _add_unexplained(
-        fleet: FleetState, streams: Streams, alive: Floats, backlog_s: Floats, places: Floats
-    ) -> None:
+        self,
+        fleet: FleetState,
+        streams: Streams,
+        alive: Floats,
+        backlog_s: Floats,
+        places: Floats,
+    ) -> FleetLoad:
         """What is measured now and not explained by streams goes as the running streams end.
 
         Shared prefixes and part-filled blocks for memory, the hardware's own count for utilisation.
+        Returns the load of now.
         """
         runs = (streams.waiting_tokens == 0.0).astype(np.float64)
         running = np.bincount(streams.engine, weights=runs, minlength=fleet.engines)
@@ -290,13 +304,18 @@ class Outlook:
         context = np.bincount(
             streams.engine, weights=runs * streams.context_tokens, minlength=fleet.engines
         )
-        mem = np.where(
-            fleet.kv_used_fraction > 0.0, fleet.kv_used_fraction - context / fleet.kv_tokens, 0.0
-        )
+        explained = context / fleet.kv_tokens
+        mem = np.where(fleet.kv_used_fraction > 0.0, fleet.kv_used_fraction, explained)
         util = np.maximum(0.0, fleet.util_measured - backlog_s - running / places)
-        fleet.forecast_mem += mem[:, None] * left
+        fleet.forecast_mem += (mem - explained)[:, None] * left
         fleet.forecast_util += util[:, None] * left
         np.maximum(fleet.forecast_mem, 0.0, out=fleet.forecast_mem)
+        return FleetLoad(
+            backlog_s=float(backlog_s.mean()),
+            came_s=self._came_s / fleet.engines,
+            decoding=float((running / places).mean()),
+            mem=float(mem.mean()),
+        )
 
 
 def _arriving_s(fleet: FleetState, expected: Floats, shares: Floats) -> Floats:
