@@ -58,6 +58,10 @@ class FleetClient(EngineCoreClient):
         """Take requests out: the client left, or a stop string ended them above us."""
         stopped_above = asyncio.current_task() is self.output_task()
         outcome = Outcome.FINISHED if stopped_above else Outcome.CLIENT_LEFT
+        for stream_id in request_ids:
+            owned = self._driver.owned.get(stream_id)
+            if owned is not None and owned.stream.engine is not None:
+                self._fleet.prefixes.ended(owned.stream.engine, owned)
         await self._driver.end_streams(request_ids, outcome)
 
     async def get_output_async(self) -> EngineCoreOutputs:
@@ -132,6 +136,7 @@ class FleetClient(EngineCoreClient):
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
         """Reset every engine's prefix cache."""
+        self._fleet.prefixes.all_emptied()
         return all(
             await self._everywhere(
                 lambda c: c.reset_prefix_cache_async(reset_running_requests, reset_connector)
@@ -184,10 +189,14 @@ _FORWARDED = (
     "execute_dummy_batch_async",
     "compute_weight_checksums_async",
 )
+#: Those of them after which an engine may hold no prefix any more.
+_EMPTYING = frozenset(("sleep_async", "release_kv_cache_memory_async", "pause_scheduler_async"))
 
 
 def _forward(name: str) -> Callable[..., Awaitable[Any]]:
     async def forwarded(self: FleetClient, *args: Any, **kwargs: Any) -> Any:
+        if name in _EMPTYING:
+            self._fleet.prefixes.all_emptied()
         return (await self._everywhere(lambda c: getattr(c, name)(*args, **kwargs)))[0]
 
     forwarded.__name__ = name

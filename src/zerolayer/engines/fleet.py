@@ -22,6 +22,7 @@ from zerolayer.core.limits import EVENTS_KEPT
 from zerolayer.core.outcome import Outcome
 from zerolayer.core.ports import Clock
 from zerolayer.dispatch.choices import PlacementChoices
+from zerolayer.dispatch.policies import PlacementRequest
 from zerolayer.engines.arena_readers import ArenaReaders
 from zerolayer.engines.housekeeping import Housekeeping
 from zerolayer.engines.launcher import LaunchedEngine, Launcher, LaunchOrder, kill_tree
@@ -37,6 +38,7 @@ from zerolayer.engines.port import (
     restored_tokens,
     why_not_resumable,
 )
+from zerolayer.engines.prefixes import Prefixes
 from zerolayer.engines.settings import CONFIG_KEY
 from zerolayer.engines.steering import Steering
 from zerolayer.engines.supervisor import SlotSupervisor
@@ -122,7 +124,9 @@ class Fleet:
             restored_tokens=restored_tokens,
             abandoned=abandoned,
             why_not_resumable=why_not_resumable,
+            refined=self._refined,
         )
+        self.prefixes = Prefixes(snapshots=settings.snapshots)
         self.placing = placing = Placing(settings.placement, settings.engines)
         self.driver = FleetDriver(
             settings.engines, placing.policy, self.clock, hooks, placing.outlook
@@ -222,6 +226,7 @@ class Fleet:
         if self.watch is not None:
             self.watch.resize(supervisor.slot)
         self._ports.pop(supervisor.slot, None)
+        self.prefixes.engine_gone(supervisor.slot)
         self.driver.remove_engine()
         self.boards.pop().close()
         self.runtime.board_path(supervisor.slot).unlink(missing_ok=True)
@@ -323,6 +328,7 @@ class Fleet:
             requests_max=found.scheduler_config.max_num_seqs,
             kv_tokens=float(blocks * found.cache_config.block_size) or float("inf"),
         )
+        self.prefixes.engine_up(slot, found.cache_config)
 
     async def _take(self, slot: int, outputs: EngineCoreOutputs) -> None:
         """Fence one message of an engine and hand on what is left of it."""
@@ -335,6 +341,7 @@ class Fleet:
         outputs.outputs = [output for _, output in passed]
         for owned, output in passed:
             self.picture.generated(slot, len(output.new_token_ids))
+            self.prefixes.noted(slot, owned, output)
             output.request_id = owned.stream.stream_id
             if owned.stream.epoch and len(owned.stream.delivered) > len(output.new_token_ids):
                 # The client side saw these once, with the stream's real first token.
@@ -344,6 +351,11 @@ class Fleet:
         if outputs.outputs or outputs.scheduler_stats:
             self.outputs.put_nowait(outputs)
         await self.driver.move_abandoned(slot)
+
+    def _refined(self, request: Any, wanted: PlacementRequest) -> PlacementRequest:
+        driver = self.driver
+        owned = driver.owned[request.request_id]
+        return self.prefixes.refined(owned, wanted, driver.fleet.engines)
 
     def _stream_failed(self, stream_id: str, outcome: Outcome, message: str) -> None:
         self.on_stream_failed(stream_id, outcome, message)

@@ -1,6 +1,7 @@
 """The part of the status that explains placement: heat, forecast, memory picture, its errors."""
 
 import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from zerolayer.arena.tables import LoadRow
@@ -32,6 +33,7 @@ def placement_status(fleet: "Fleet", heat: Heat) -> dict[str, Any]:
             "p50": _rounded(errors.p50),
             "p90": _rounded(errors.p90),
         },
+        "prefix_hits": asdict(fleet.prefixes.hits),
     }
 
 

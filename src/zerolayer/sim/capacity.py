@@ -5,9 +5,10 @@ from random import Random
 import numpy as np
 
 from zerolayer.core.errors import ConfigError
+from zerolayer.dispatch.prefix_index import PrefixHolders
 from zerolayer.sim.engine import SimEngine
 from zerolayer.sim.noise import NoiseLevel, StepNoise
-from zerolayer.sim.prefix_cache import KvMemory, PrefixIndex
+from zerolayer.sim.prefix_cache import KvMemory
 from zerolayer.sim.profiles import EngineKind, EngineProfile, FittedEngine, profile_of
 from zerolayer.sim.sequence import Seq, SimRequest, request_of
 from zerolayer.sim.traces import Trace
@@ -51,7 +52,7 @@ def _sample(trace: Trace) -> list[SimRequest]:
 
 def _finish_times(profile: EngineProfile, trace: Trace) -> list[float]:
     """When each of the sampled requests ends on one engine, in seconds, ascending."""
-    kv = KvMemory(0, profile.kv_tokens, trace.block_tokens, PrefixIndex())
+    kv = KvMemory(0, profile.kv_tokens, trace.block_tokens, PrefixHolders())
     engine = SimEngine(0, profile, kv, StepNoise(NoiseLevel(0.0), Random(0)))
     requests = _sample(trace)
     for number, request in enumerate(requests):

@@ -15,11 +15,12 @@ from typing import Any, TypeVar
 from zerolayer.core.engine_state import EngineEvent
 from zerolayer.core.outcome import Outcome
 from zerolayer.dispatch.policies import PlacementRequest, Policy
+from zerolayer.dispatch.prefix_index import PrefixHolders
 from zerolayer.sim.clients import Clients, EventLog
 from zerolayer.sim.engine import SimEngine
 from zerolayer.sim.faults import FaultPlan
 from zerolayer.sim.noise import StepNoise
-from zerolayer.sim.prefix_cache import KvMemory, PrefixIndex
+from zerolayer.sim.prefix_cache import KvMemory
 from zerolayer.sim.profiles import EngineProfile
 from zerolayer.sim.reports import Reports
 from zerolayer.sim.samples import Samples
@@ -102,7 +103,7 @@ class SimFleet:
         self.clock = VirtualClock()
         self.log = EventLog()
         self.clients = Clients(setup.trace, self.log)
-        self.index = PrefixIndex()
+        self.index = PrefixHolders()
         self.engines = [self._engine(slot) for slot in range(setup.engines)]
         hooks = DriverHooks(
             failed=self._failed,
@@ -261,7 +262,7 @@ class SimFleet:
         if not request.blocks:
             return wanted
         tokens = self.setup.trace.block_tokens
-        held = self.index.leading_blocks(request.blocks)
+        held = self.index.leading(request.blocks)
         return replace(wanted, held_tokens={slot: n * tokens for slot, n in held.items()})
 
     def _sample(self) -> None:

@@ -1,51 +1,9 @@
 """KV memory of one engine: tokens in use, and blocks that stay because their prefix may come
 again."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-
-class PrefixIndex:
-    """Which engines hold which prefix block: what a router knows from the engines' KV events."""
-
-    __slots__ = ("_holders",)
-
-    def __init__(self) -> None:
-        self._holders: dict[int, int] = {}  # block -> bit per engine
-
-    def add(self, engine: int, block: int) -> None:
-        """The engine has this block now."""
-        self._holders[block] = self._holders.get(block, 0) | (1 << engine)
-
-    def remove(self, engine: int, block: int) -> None:
-        """The engine has it no more."""
-        left = self._holders[block] & ~(1 << engine)
-        if left:
-            self._holders[block] = left
-        else:
-            del self._holders[block]
-
-    def leading_blocks(self, blocks: Iterable[int]) -> dict[int, int]:
-        """Per engine that holds any: how many of the first blocks it holds without a gap."""
-        held: dict[int, int] = {}
-        holding, count = -1, 0
-        for block in blocks:
-            still = holding & self._holders.get(block, 0)
-            if holding >= 0:
-                _note(held, holding & ~still, count)
-            holding = still
-            if not holding:
-                return held
-            count += 1
-        if holding > 0:
-            _note(held, holding, count)
-        return held
-
-
-def _note(held: dict[int, int], engines: int, count: int) -> None:
-    while engines:
-        lowest = engines & -engines
-        held[lowest.bit_length() - 1] = count
-        engines ^= lowest
+from zerolayer.dispatch.prefix_index import PrefixHolders
 
 
 class KvMemory:
@@ -54,7 +12,7 @@ class KvMemory:
 
     __slots__ = ("_engine", "_idle", "_index", "_uses", "block_tokens", "capacity", "used")
 
-    def __init__(self, engine: int, capacity: int, block_tokens: int, index: PrefixIndex) -> None:
+    def __init__(self, engine: int, capacity: int, block_tokens: int, index: PrefixHolders) -> None:
         self.capacity = capacity
         self.block_tokens = block_tokens
         self.used = 0

@@ -26,6 +26,7 @@ from zerolayer.core.ports import Clock
 from zerolayer.dispatch.asked import Asked
 from zerolayer.dispatch.outlook import Outlook, Streams
 from zerolayer.dispatch.policies import PlacementRequest, Policy, expected_wait_s
+from zerolayer.dispatch.prefix_index import PrefixKeys
 from zerolayer.stitch.moves import MoveRecord, MoveReply, PendingMove
 from zerolayer.stitch.stream import Phase, Stream
 
@@ -85,6 +86,7 @@ class Owned:
     placed_tokens: int = 0  # its context tokens on the current engine
     waiting_tokens: int = 0  # those that this engine had to compute before the first token
     predicted_ttft_s: float = 0.0  # when it was first placed; 0 where not predicted
+    prefix: PrefixKeys | None = None  # keys of its prompt, kept by whoever refines its placements
 
 
 def _nothing_more(request: Any, wanted: PlacementRequest) -> PlacementRequest:

@@ -11,6 +11,7 @@ from zerolayer.core.fleet_state import EngineReport, FleetState
 from zerolayer.dispatch.choices import PlacementChoices
 from zerolayer.dispatch.cost import ErrorPercentiles
 from zerolayer.dispatch.outlook import Outlook
+from zerolayer.engines.prefixes import Prefixes
 from zerolayer.engines.status import status_of
 from zerolayer.engines.status_placement import load_rows
 from zerolayer.stitch.driver import Totals
@@ -29,7 +30,7 @@ ENGINE_FIELDS = {
 }  # fmt: skip
 PLACEMENT_FIELDS = {
     "policy", "admission", "objective", "utilisation_std", "drain_rule", "expected_output_tokens",
-    "ttft_error",
+    "ttft_error", "prefix_hits",
 }  # fmt: skip
 
 
@@ -77,6 +78,7 @@ def fleet(tmp_path: Path) -> Any:
         ),
         vllm_config=SimpleNamespace(device_config=SimpleNamespace(device_type="cpu")),
         placing=SimpleNamespace(choices=PlacementChoices(), outlook=Outlook(2)),
+        prefixes=Prefixes(snapshots=True),
         events=[SimpleNamespace(unix=1.0, engine="e1", what="ended")],
     )  # fmt: skip
 

@@ -4,9 +4,10 @@ from random import Random
 
 import numpy as np
 
+from zerolayer.dispatch.prefix_index import PrefixHolders
 from zerolayer.sim.engine import SimEngine
 from zerolayer.sim.noise import NoiseLevel, StepNoise
-from zerolayer.sim.prefix_cache import KvMemory, PrefixIndex
+from zerolayer.sim.prefix_cache import KvMemory
 from zerolayer.sim.profiles import EngineProfile, FittedEngine, profile_of
 from zerolayer.sim.results import RunKey
 from zerolayer.sim.run import RunSpec
@@ -49,7 +50,7 @@ class Bench:
 
     def __init__(self, profile: EngineProfile | None = None, block_tokens: int = 0) -> None:
         self.profile = profile or profile_of(KIND)
-        kv = KvMemory(0, self.profile.kv_tokens, block_tokens, PrefixIndex())
+        kv = KvMemory(0, self.profile.kv_tokens, block_tokens, PrefixHolders())
         self.engine = SimEngine(0, self.profile, kv, StepNoise(NoiseLevel(0.0), Random(0)))
         self.outputs: list[SimOutput] = []
         self.now = 0.0

@@ -1,7 +1,8 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from zerolayer.sim.prefix_cache import KvMemory, PrefixIndex
+from zerolayer.dispatch.prefix_index import PrefixHolders
+from zerolayer.sim.prefix_cache import KvMemory
 
 BLOCK = 10
 CAPACITY = 200
@@ -12,7 +13,7 @@ class KvLaws(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.index = PrefixIndex()
+        self.index = PrefixHolders()
         self.kv = KvMemory(3, CAPACITY, BLOCK, self.index)
         self.streams: list[tuple[list[int], int]] = []
 
@@ -53,18 +54,18 @@ class KvLaws(RuleBasedStateMachine):
         for family in range(3):
             chain = [100 * family + place for place in range(5)]
             held = self.kv.held(chain)
-            assert self.index.leading_blocks(chain).get(3, 0) == held
+            assert self.index.leading(chain).get(3, 0) == held
 
 
 TestKvLaws = KvLaws.TestCase
 
 
 def test_each_engine_is_known_by_how_far_it_holds_a_chain() -> None:
-    index = PrefixIndex()
+    index = PrefixHolders()
     for engine, length in ((0, 1), (2, 3), (5, 3)):
         for block in range(length):
             index.add(engine, block)
     index.add(7, 1)  # without the first block nothing of the chain is usable
-    assert index.leading_blocks([0, 1, 2, 3]) == {0: 1, 2: 3, 5: 3}
+    assert index.leading([0, 1, 2, 3]) == {0: 1, 2: 3, 5: 3}
     index.remove(2, 0)
-    assert index.leading_blocks([0, 1, 2]) == {0: 1, 5: 3}
+    assert index.leading([0, 1, 2]) == {0: 1, 5: 3}
