@@ -23,7 +23,8 @@ from zerolayer.dispatch.policies.zerolayer import (
 )
 
 NOBODY: frozenset[int] = frozenset()
-ONLY_WAIT = Weights(ttft=1.0, pace=0.0, others=0.0, entropy=0.0, total=0.0)
+ONLY_WAIT = Weights(ttft=1.0, queue=0.0, pace=0.0, others=0.0, entropy=0.0, total=0.0)
+HEAVY_OTHERS = Weights(ttft=1.0, queue=0.0, pace=0.1, others=0.5, entropy=0.0)
 
 
 def after(fleet: FleetState, request: PlacementRequest) -> Floats:
@@ -79,7 +80,12 @@ def test_one_more_engine_never_raises_the_highest_utilisation_that_is_predicted(
 ) -> None:
     """By evenness of utilisation alone: the request's own wait may be worth a higher peak."""
     even = Weights(
-        ttft=0.0, pace=0.0, others=0.0, total=0.0, objective=EntropyWeights(1.0, 0.0, 0.0)
+        ttft=0.0,
+        queue=0.0,
+        pace=0.0,
+        others=0.0,
+        total=0.0,
+        objective=EntropyWeights(1.0, 0.0, 0.0),
     )
     request = PlacementRequest(request.prompt_tokens, request.expected_output_tokens)
     healthy = [{**e, "accepts": True, "suspect": False, "domain": 0, "hot": False} for e in engines]
@@ -174,11 +180,10 @@ def test_low_latency_avoids_the_engine_with_a_long_prefill_in_its_queue() -> Non
         fleet.placed(0, 10)
         fleet.first_token(0, 10)
     fleet.placed(1, 100)
-    heavy_others = Weights(others=0.5, entropy=0.0)
     plain = PlacementRequest(50, 20)
     hurried = PlacementRequest(50, 20, preference=Preference.LOW_LATENCY)
-    assert place(fleet, plain, heavy_others) == 1
-    assert place(fleet, hurried, heavy_others) == 0
+    assert place(fleet, plain, HEAVY_OTHERS) == 1
+    assert place(fleet, hurried, HEAVY_OTHERS) == 0
 
 
 def test_high_throughput_takes_the_prefix_hit_where_another_would_wait_less() -> None:

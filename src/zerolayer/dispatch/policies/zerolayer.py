@@ -58,13 +58,14 @@ class Weights:
 
     ttft: float = 1.0
     """The request's own wait for its first token."""
-    queue: float = 0.0
-    """Seconds of prefill that wait on the engine: they also delay the next tokens of a stream."""
+    queue: float = 3.0
+    """Seconds of prefill that wait on the engine, beyond what `ttft` counts of them: two prompts in
+    one step make the longest pause that the streams there will see."""
     prefix: float = 0.0
     """Seconds of its own prefill: saved where its prefix is held."""
-    pace: float = 0.1
+    pace: float = 0.05
     """The request's own time per token over its whole answer."""
-    others: float = 0.02
+    others: float = 0.05
     """Seconds that all streams there lose together."""
     preempt: float = 0.0
     """Seconds to compute a context again, by how far KV goes past the knee."""
@@ -83,13 +84,13 @@ class Weights:
         match preference:
             case Preference.LOW_LATENCY:
                 return replace(
-                    self, ttft=3.0 * self.ttft, queue=self.queue + 1.0, pace=3.0 * self.pace,
+                    self, ttft=3.0 * self.ttft, queue=3.0 * self.queue + 1.0, pace=3.0 * self.pace,
                     others=0.3 * self.others, entropy=0.3 * self.entropy,
                 )  # fmt: skip
             case Preference.HIGH_THROUGHPUT:
                 return replace(
-                    self, ttft=0.3 * self.ttft, prefix=self.prefix + 3.0, pace=0.3 * self.pace,
-                    preempt=self.preempt + 5.0, entropy=0.3 * self.entropy,
+                    self, ttft=0.3 * self.ttft, queue=0.3 * self.queue, prefix=self.prefix + 3.0,
+                    pace=0.3 * self.pace, preempt=self.preempt + 5.0, entropy=0.3 * self.entropy,
                 )  # fmt: skip
             case Preference.COST_OPTIMAL:
                 return replace(self, entropy=0.0, pack=self.pack + 100.0)
