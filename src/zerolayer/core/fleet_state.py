@@ -65,6 +65,8 @@ class FleetState:
         """A step of it is late."""
         self.domain: Ints = np.zeros(engines, dtype=np.int64)
         """Engines of equal hardware share a number."""
+        self.one_domain = True
+        """Whether all have the same number."""
         self.running_requests = np.zeros(engines)
         """Streams placed and not released."""
         self.waiting_requests = np.zeros(engines)
@@ -117,6 +119,7 @@ class FleetState:
                 values[:kept] = getattr(self, name)[:kept]
                 setattr(self, name, values)
         self.engines = engines
+        self.one_domain = self._one_domain()
 
     def set_capacity(self, engine: int, *, requests_max: int, kv_tokens: float) -> None:
         """What the engine said of itself when it came up."""
@@ -131,6 +134,7 @@ class FleetState:
     def set_domain(self, engine: int, domain: int) -> None:
         """Which engines count as equal to this one."""
         self.domain[engine] = domain
+        self.one_domain = self._one_domain()
 
     def report(self, engine: int, report: EngineReport) -> None:
         """Take over what the engine's board says."""
@@ -185,6 +189,9 @@ class FleetState:
         ):  # fmt: skip
             counts[engine] = 0.0
         self.free_run_tokens[engine], self.fragmentation[engine] = np.inf, 0.0
+
+    def _one_domain(self) -> bool:
+        return bool((self.domain == self.domain[0]).all())
 
     @staticmethod
     def _take(counts: Floats, engine: int, amount: int) -> None:

@@ -111,7 +111,7 @@ class Entropy:
         have no meaningful value. `scale_per_member`: times this and the members of the domain.
         """
         links = (fleet.link_use, None)
-        if domain is None and not holds_any(fleet.domain != fleet.domain[0]):
+        if domain is None and fleet.one_domain:
             return self.change(state, added, links, fleet.accepts, scale_per_member)
         result = np.zeros(fleet.engines)
         domains = set(fleet.domain.tolist()) if domain is None else (domain,)
@@ -149,15 +149,17 @@ class Entropy:
         np.multiply(added, self._half_left, out=work)
         work += centred
         work *= added
-        self._fill(util_half, mem_half)
+        self._util_row.fill(util_half)
+        self._mem_row.fill(mem_half)
         work += self._pair
         np.maximum(work, self._zeros, out=work)
         np.sqrt(work, out=work)
         weights = self._weights
         self._link_changes(centred[0], added[0], links)
-        sums = (weights.util * factor, weights.mem * factor, weights.link * scale / count)
-        result: Floats = np.array(sums).dot(self._all)
-        result -= sums[0] * util_half**0.5 + sums[1] * mem_half**0.5
+        util, mem = weights.util * factor, weights.mem * factor
+        now = util * util_half**0.5 + mem * mem_half**0.5
+        sums = np.array((util, mem, weights.link * scale / count, -now))
+        result: Floats = sums.dot(self._all)
         if weights.total:
             result += (scale * weights.total) * added[0]
         return result
@@ -165,9 +167,9 @@ class Entropy:
     def _link_changes(
         self, centred: Floats, added: Floats, links: tuple[Floats, Floats | None]
     ) -> None:
-        """M (cov after - cov now) into the last row; the sum over today's products cancels.
+        """M (cov after - cov now) into its row; the sum over today's products cancels.
         `centred`, `added`: of utilisation."""
-        (link, link_added), change, mean = links, self._all[2], self._pair[0]
+        (link, link_added), change, mean = links, self._link_row, self._util_row
         if link_added is None and link.dot(link) == 0.0:
             change.fill(0.0)
             return
@@ -183,16 +185,13 @@ class Entropy:
         """The state minus its mean over the members, 0 for those who are none."""
         everyone = self._count == members.size
         self._shares = self._equal if everyone else members / self._count
-        self._fill(*state.dot(self._shares).tolist())
+        util, mem = state.dot(self._shares).tolist()
+        self._util_row.fill(util)
+        self._mem_row.fill(mem)
         np.subtract(state, self._pair, out=self._centred)
         if not everyone:
             self._centred *= members
         return self._centred
-
-    def _fill(self, util: float, mem: float) -> None:
-        """One number per row of `_pair`: cheaper than to broadcast a column."""
-        self._pair[0].fill(util)
-        self._pair[1].fill(mem)
 
     def _prepare(self, engines: int, count: int) -> None:
         """Room, and what follows from the numbers alone."""
@@ -203,9 +202,13 @@ class Entropy:
         self._shares = self._equal
         self._zeros: Floats = np.zeros((2, engines))
         self._centred: Floats = np.zeros((2, engines))
+        # A row filled with one number costs less than a column that is broadcast.
         self._pair: Floats = np.zeros((2, engines))
+        self._util_row, self._mem_row = self._pair
         self._half_left: Floats = np.full((2, engines), 0.5 - 0.5 / max(1, count))
-        self._all: Floats = np.zeros((3, engines))
+        self._all: Floats = np.zeros((4, engines))
+        self._link_row = self._all[2]
+        self._all[3].fill(1.0)
         self._work: Floats = self._all[:2]
 
 

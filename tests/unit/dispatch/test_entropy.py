@@ -78,7 +78,8 @@ def test_each_domain_is_balanced_for_itself(
     fleet = FleetState(len(rows))
     state, added, link, _, accepts = columns(rows)
     fleet.accepts[:], fleet.link_use[:] = accepts, link
-    fleet.domain[:] = [row[7] for row in rows]
+    for engine, row in enumerate(rows):
+        fleet.set_domain(engine, int(row[7]))
     without_link = [(*row[:5], 0.0, *row[6:]) for row in rows]
     change = Entropy(weights).of_placement(fleet, state, added, None)
     for engine in np.flatnonzero(accepts):
