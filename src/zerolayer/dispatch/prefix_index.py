@@ -14,9 +14,9 @@ engine compares tokens itself. For the same reason 64-bit hashes that anyone can
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain, islice
 
 PIECES_PER_DOUBLING = 16
 """A piece is one block near the start, and at most 1 / PIECES_PER_DOUBLING of what lies before it:
@@ -35,7 +35,7 @@ class PrefixKeys:
     block_tokens: int
     """Size of the blocks that it was cut into."""
     keys: list[int]
-    """One per whole piece."""
+    """One per whole piece, or the first of them."""
 
 
 class PrefixHolders:
@@ -101,29 +101,26 @@ class PrefixIndex:
     def keys(
         self, token_ids: Sequence[int], scope: Hashable, known: PrefixKeys | None = None
     ) -> PrefixKeys:
-        """The keys of a sequence. `known`: those of a sequence that this one begins with."""
-        count = len(token_ids)
-        done = known.keys if known is not None else []
-        pieces = self._pieces[len(done) : self._whole_pieces(count)]
-        if not pieces:
-            return PrefixKeys(count, self.block_tokens, done)
-        tokens = tuple(token_ids)
-        start = done[-1] if done else hash(scope)
-        hashes = map(hash, map(tokens.__getitem__, pieces))
-        chain = accumulate(hashes, _chained, initial=start)
-        next(chain)
-        return PrefixKeys(count, self.block_tokens, [*done, *chain])
+        """The keys of a sequence. `known`: the first of them, or those of its beginning."""
+        done = self._usable(known)
+        more = self._chain(token_ids, scope, done)
+        return PrefixKeys(len(token_ids), self.block_tokens, [*done, *more])
+
+    def find(
+        self, token_ids: Sequence[int], scope: Hashable, known: PrefixKeys | None = None
+    ) -> tuple[dict[int, int], PrefixKeys]:
+        """`held_tokens` of a prompt, and its keys only as far as they had to be made for that:
+        until nobody holds one. `keys` makes the rest when there is time."""
+        done, made = self._usable(known), list[int]()
+        more = _noting(self._chain(token_ids, scope, done), made)
+        groups = self._holders.leading_groups(chain(done, more))
+        keys = PrefixKeys(len(token_ids), self.block_tokens, [*done, *made])
+        return self._tokens_of(groups, len(token_ids)), keys
 
     def held_tokens(self, prompt: PrefixKeys) -> dict[int, int]:
         """Per engine that holds any: the leading tokens of the prompt that it need not compute. As
         in vLLM whole blocks, and never the last token, whose output is asked for."""
-        most = max(0, prompt.tokens - 1) // self.block_tokens * self.block_tokens
-        held: dict[int, int] = {}
-        for engines, count in self._holders.leading_groups(prompt.keys):
-            tokens = min(self._ends[count - 1], most)
-            if tokens > 0:
-                held.update(dict.fromkeys(_engines_of(engines), tokens))
-        return held
+        return self._tokens_of(self._holders.leading_groups(prompt.keys), prompt.tokens)
 
     def note(self, engine: int, computed: PrefixKeys) -> None:
         """The engine holds this sequence now; its beginning is what it used last."""
@@ -164,6 +161,27 @@ class PrefixIndex:
         """Keys that the engine holds."""
         memory = self._engines.get(engine)
         return len(memory) if memory is not None else 0
+
+    def _tokens_of(self, groups: list[tuple[int, int]], prompt_tokens: int) -> dict[int, int]:
+        most = max(0, prompt_tokens - 1) // self.block_tokens * self.block_tokens
+        held: dict[int, int] = {}
+        for engines, count in groups:
+            tokens = min(self._ends[count - 1], most)
+            if tokens > 0:
+                held.update(dict.fromkeys(_engines_of(engines), tokens))
+        return held
+
+    def _chain(self, token_ids: Sequence[int], scope: Hashable, done: list[int]) -> Iterator[int]:
+        """The keys behind those that are done, each made when it is asked for."""
+        pieces = self._pieces[len(done) : self._whole_pieces(len(token_ids))]
+        hashes = (hash(tuple(token_ids[piece])) for piece in pieces)
+        start = done[-1] if done else hash(scope)
+        return islice(accumulate(hashes, _chained, initial=start), 1, None)
+
+    def _usable(self, known: PrefixKeys | None) -> list[int]:
+        """Keys that were made with other blocks are of no use."""
+        same = known is not None and known.block_tokens == self.block_tokens
+        return known.keys if known is not None and same else []
 
     def _whole_pieces(self, tokens: int) -> int:
         """How many whole pieces so many tokens have."""
@@ -229,6 +247,12 @@ class _EngineMemory:
 
 def _chained(before: int, piece: int) -> int:
     return hash((before, piece))
+
+
+def _noting(keys: Iterable[int], made: list[int]) -> Iterator[int]:
+    for key in keys:
+        made.append(key)
+        yield key
 
 
 def _engines_of(bits: int) -> list[int]:

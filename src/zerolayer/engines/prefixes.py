@@ -71,10 +71,11 @@ class Prefixes:
             return replace(wanted, held_tokens=dict.fromkeys(range(engines), loads))
         if not owned.stream.delivered and _reads_no_cache(owned.request):
             return wanted
-        keys = self._keys(owned)
-        if self._index is None or keys is None:
+        index = self._index
+        if index is None or not self._is_indexed(owned.request):
             return wanted
-        held = self._index.held_tokens(keys)
+        request = owned.request
+        held, owned.prefix = index.find(request.prompt_token_ids, _scope(request), owned.prefix)
         return replace(wanted, held_tokens=held) if held else wanted
 
     def noted(self, slot: int, owned: Owned, output: Any) -> None:
@@ -118,17 +119,22 @@ class Prefixes:
         hits.error_tokens += abs(actual - predicted)
 
     def _keys(self, owned: Owned) -> PrefixKeys | None:
-        """Those of the prompt, made once a stream; None where tokens do not say what is in it."""
+        """Those of its prompt, or None where it is not indexed."""
         request, index = owned.request, self._index
-        if index is None or not index.in_use:
+        if index is None or not self._is_indexed(request):
             return None
-        if owned.prefix is None or owned.prefix.block_tokens != index.block_tokens:
-            if request.prompt_token_ids is None or request.prompt_embeds is not None:
-                return None
-            if request.mm_features:
-                return None
-            owned.prefix = index.keys(request.prompt_token_ids, _scope(request))
+        owned.prefix = index.keys(request.prompt_token_ids, _scope(request), owned.prefix)
         return owned.prefix
+
+    def _is_indexed(self, request: Any) -> bool:
+        """Whether some engine has a cache, and the request's tokens say all that is in its KV."""
+        return (
+            self._index is not None
+            and self._index.in_use
+            and request.prompt_token_ids is not None
+            and request.prompt_embeds is None
+            and not request.mm_features
+        )
 
 
 def _is_salted(owned: Owned) -> bool:

@@ -86,7 +86,7 @@ class Owned:
     placed_tokens: int = 0  # its context tokens on the current engine
     waiting_tokens: int = 0  # those that this engine had to compute before the first token
     predicted_ttft_s: float = 0.0  # when it was first placed; 0 where not predicted
-    prefix: PrefixKeys | None = None  # keys of its prompt, kept by whoever refines its placements
+    prefix: PrefixKeys | None = None  # keys of its prompt so far, kept by who refines placements
 
 
 def _nothing_more(request: Any, wanted: PlacementRequest) -> PlacementRequest:

@@ -87,6 +87,7 @@ class IndexLaws(RuleBasedStateMachine):
     def it_never_says_more_than_was_computed_nor_more_than_all_but_one_token(self) -> None:
         for scope, tokens, keys in self.seen:
             held = self.index.held_tokens(keys)
+            assert self.index.find(tokens, scope)[0] == held
             for engine, memory in enumerate(self.memories):
                 true = memory.held(scope, tokens, ends_of(keys))
                 assert held.get(engine, 0) <= min(true, len(tokens) - 1 if tokens else 0)
@@ -170,6 +171,18 @@ def test_a_longer_sequence_goes_on_from_the_keys_of_its_beginning(index: PrefixI
     beginning = index.keys(tokens[:1_000], "scope")
     assert index.keys(tokens, "scope", beginning) == index.keys(tokens, "scope")
     assert index.keys(tokens[:1_003], "scope", beginning).keys == beginning.keys
+
+
+def test_a_prompt_is_hashed_only_as_far_as_somebody_holds_it(index: PrefixIndex) -> None:
+    tokens = list(range(1_000))
+    index.note(5, index.keys(tokens[:320], "scope"))
+    held, keys = index.find(tokens, "scope")
+    whole = index.keys(tokens, "scope")
+    assert held == index.held_tokens(whole) == {5: 320}
+    assert keys.keys == whole.keys[: 320 // 16 + 1]
+    assert index.keys(tokens, "scope", keys) == whole
+    index.emptied(5)
+    assert index.find(tokens, "scope", keys) == ({}, keys)  # what was made once is kept
 
 
 def test_the_least_recently_used_prompt_goes_first_and_its_end_before_its_beginning() -> None:
