@@ -35,6 +35,8 @@ class EngineReport:
     """What each prompt token adds to a step, in seconds."""
     decode_s_per_request: float
     """What each decoding stream adds to a step, in seconds."""
+    context_s_per_token: float = 0.0
+    """What each token of their contexts adds to a step, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class FleetState:
         self.expected_step_s = np.full(engines, 0.05)
         self.prefill_s_per_token = np.full(engines, 0.0015)
         self.decode_s_per_request = np.full(engines, 0.0005)
+        self.context_s_per_token = np.zeros(engines)
         self.requests_max = np.full(engines, 256.0)
         """Streams that one step can hold (`max_num_seqs`); more of them wait for a place."""
         self.kv_tokens = np.full(engines, np.inf)
@@ -143,6 +146,7 @@ class FleetState:
         self.expected_step_s[engine] = max(0.0, report.expected_step_s)
         self.prefill_s_per_token[engine] = max(0.0, report.prefill_s_per_token)
         self.decode_s_per_request[engine] = max(0.0, report.decode_s_per_request)
+        self.context_s_per_token[engine] = max(0.0, report.context_s_per_token)
 
     def picture(self, engine: int, report: MemoryReport) -> None:
         """Take over the memory picture. Without a free block there is nothing to be shattered."""

@@ -144,6 +144,11 @@ class StepCostModel:
         """What one more decoding stream adds, in seconds."""
         return self._coefficients[2] * _REQUESTS
 
+    @property
+    def context_s_per_token(self) -> float:
+        """What one more token of context adds, in seconds."""
+        return self._coefficients[3] * _TOKENS
+
     def observe(self, work: StepWork, seconds: float) -> None:
         """Learn from a finished step. Seconds outside 0..STEP_SECONDS_MAX are cut to it; NaN is
         ignored."""

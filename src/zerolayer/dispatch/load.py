@@ -91,7 +91,8 @@ class Appraisal:
         work /= fleet.places
         util += work
         util /= self._window_s
-        np.add(self.own, float(request.expected_output_tokens), out=mem)
+        # Held prefixes too: blocks that only the cache holds are counted as free.
+        mem[:] = request.prompt_tokens + request.expected_output_tokens
         mem /= fleet.kv_tokens
 
     def _resize(self, engines: int) -> None:

@@ -1,7 +1,9 @@
 """Which running streams to move, and where, before an engine is too full or its streams crawl (P4).
 
 An engine gives streams away when one of these holds:
-- *hot*: its forecast utilisation or memory passes `limit` within the horizon;
+- *hot*: the streams that decode there will need more than `limit` of its KV within the horizon, so
+  that it would push some out, or they are more than it has places for. What waits for its prefill
+  is no reason: it gets KV when there is some, and is over sooner than a move pays;
 - *slow*: for `slow_for_s` its streams have waited `slow_factor` times longer for a token than they
   would on another engine (a slow card, a throttled core, a neighbour).
 
@@ -12,7 +14,8 @@ What a stream weighs, as in `request_cost`:
 The cheapest streams go first: the largest (expected rest) / (context + FIXED_COST_TOKENS), as the
 context is what has to be loaded, and the rest is what is gained by it.
 
-Nothing moves to where it lifts an engine over the limit, nor over what its source had. A stream
+Nothing moves to where it lifts an engine over the limit, nor nearer than `margin` to what its
+source has: where the whole fleet is full, a move relieves nobody. A stream
 that was moved stays for `hold_s`, and for as long nothing moves back along a pair of engines: so
 streams never go to and fro. The number of moves per minute is bounded.
 """
@@ -23,8 +26,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from zerolayer.core.fleet_state import Bools, FleetState, Floats
-from zerolayer.dispatch.request_cost import decode_places
+from zerolayer.core.fleet_state import HORIZON_S, Bools, FleetState, Floats
+from zerolayer.dispatch.request_cost import STEP_S_MIN, decode_places
 
 FIXED_COST_TOKENS = 64.0
 """What a move costs beside loading the context, in tokens loaded: a queue, one step, one order."""
@@ -39,14 +42,19 @@ class OffloadSettings:
     """Forecast utilisation or memory share from which an engine is hot; no target passes it."""
     relief: float = 0.05
     """A hot engine gives away until it is this far below the limit."""
+    margin: float = 0.15
+    """By so much a target must be emptier with the stream than a hot source is now."""
     slow_factor: float = 1.6
     """A token must take this many times longer here than elsewhere. Steps of equal engines on busy
     cores differ by a third for seconds."""
     slow_for_s: float = 1.0
     """For so long without a break."""
     gain_s_min: float = 0.5
-    """A slow engine's stream must be expected to gain this much until its end; a move costs it a
-    silence of some 0.1 to 0.3 s."""
+    """A slow engine's stream must be expected to gain this much until its end, beside what loading
+    costs; a move costs it a silence of some 0.1 to 0.3 s."""
+    load_s_per_token: float = 6e-6
+    """Seconds to load a token's KV, in which the streams of the target wait too. Measured: 11-20 ms
+    for 3,500 tokens of 22.5 KiB on two cores."""
     rest_tokens_min: int = 16
     """Streams that are expected to end before so many tokens stay."""
     moves_per_minute_max: int = 60
@@ -83,22 +91,38 @@ class _Load:
     """What is expected of each engine; changed as moves are planned."""
 
     util: Floats
+    """Of everything that is in demand there."""
+    decoding: Floats
+    """Share of its places that decoding streams take."""
+    growing: Floats
+    """Share of its KV that they will take at the horizon."""
     mem: Floats
     step_s: Floats
     util_each: Floats
     """What one stream adds to `util`."""
     kv_tokens: Floats
     decode_s: Floats
+    context_s: Floats
+    streams: Floats
+    usual_context: Floats
+    """Mean context of the streams that decode there."""
 
     @classmethod
     def of(cls, fleet: FleetState, step_s: Floats) -> "_Load":
+        util_each = 1.0 / decode_places(fleet)
         return cls(
             util=fleet.forecast_util.max(axis=1),
+            decoding=(fleet.running_requests - fleet.waiting_requests) * util_each,
+            growing=_growing(fleet, step_s),
             mem=fleet.forecast_mem.max(axis=1),
             step_s=step_s.copy(),
-            util_each=1.0 / decode_places(fleet),
+            util_each=util_each,
             kv_tokens=fleet.kv_tokens,
             decode_s=fleet.decode_s_per_request,
+            context_s=fleet.context_s_per_token,
+            streams=fleet.running_requests,
+            usual_context=fleet.running_tokens
+            / np.maximum(1.0, fleet.running_requests - fleet.waiting_requests),
         )
 
     def after(self, stream: RunningStream) -> tuple[Floats, Floats, Floats]:
@@ -107,18 +131,29 @@ class _Load:
         return (
             self.util + self.util_each,
             self.mem + tokens / self.kv_tokens,
-            self.step_s + self.decode_s,
+            self.step_s + self.decode_s + stream.context_tokens * self.context_s,
         )
+
+    def peak(self, engine: int) -> float:
+        """What a move can relieve there."""
+        return max(float(self.decoding[engine]), float(self.growing[engine]))
 
     def move(self, stream: RunningStream, target: int) -> None:
         source = stream.engine
+        self.decoding[source] -= self.util_each[source]
+        self.decoding[target] += self.util_each[target]
         self.util[source] -= self.util_each[source]
         self.util[target] += self.util_each[target]
         self.mem[source] -= stream.context_tokens / self.kv_tokens[source]
+        self.growing[source] -= stream.context_tokens / self.kv_tokens[source]
         tokens = stream.context_tokens + stream.rest_tokens
         self.mem[target] += tokens / self.kv_tokens[target]
-        self.step_s[source] -= min(self.decode_s[source], self.step_s[source] / 2)
-        self.step_s[target] += self.decode_s[target]
+        self.growing[target] += tokens / self.kv_tokens[target]
+        lighter_s = self.decode_s[source] + stream.context_tokens * self.context_s[source]
+        self.step_s[source] -= min(lighter_s, self.step_s[source] / 2)
+        self.step_s[target] += (
+            self.decode_s[target] + stream.context_tokens * self.context_s[target]
+        )
 
 
 @dataclass
@@ -174,10 +209,10 @@ class OffloadPlanner:
 
     def _slow(self, now_ns: int, fleet: FleetState, load: _Load, targets: Bools) -> frozenset[int]:
         """Engines that have been slow for long enough."""
-        after_s = load.step_s + load.decode_s
         slow = set()
         for engine in range(fleet.engines):
             others = _peers(fleet, engine, targets)
+            after_s = load.step_s + load.decode_s + load.usual_context[engine] * load.context_s
             best_s = float(after_s[others].min()) if others.any() else np.inf
             if load.step_s[engine] <= self.settings.slow_factor * best_s:
                 self._slow_since_ns.pop(engine, None)
@@ -189,7 +224,7 @@ class OffloadPlanner:
 
     def _reason(self, load: _Load, source: int, slow: bool) -> str:
         """Why the engine still gives streams away; empty when it does not."""
-        peak = max(load.util[source], load.mem[source])
+        peak = load.peak(source)
         gave = any(s == source for s, _ in self._pairs_ns)
         if peak > self.settings.limit - (self.settings.relief if gave else 0.0):
             return "offload: hot"
@@ -213,11 +248,13 @@ class OffloadPlanner:
                 fits[back] = False
         if reason == "offload: hot":
             badness = np.maximum(util, mem)
-            fits &= badness < max(load.util[source], load.mem[source])
+            fits &= badness < load.peak(source) - settings.margin
         else:
             badness = step_s
             fits &= settings.slow_factor * step_s < load.step_s[source]
-            fits &= stream.rest_tokens * (load.step_s[source] - step_s) >= settings.gain_s_min
+            cost_s = settings.load_s_per_token * stream.context_tokens * (1.0 + load.streams)
+            gain_s = stream.rest_tokens * (load.step_s[source] - step_s)
+            fits &= gain_s >= settings.gain_s_min + cost_s
         if not fits.any():
             return None
         return int(np.where(fits, badness, np.inf).argmin())
@@ -229,6 +266,14 @@ class OffloadPlanner:
         return PlannedMove(stream.stream_id, stream.engine, target, reason)
 
 
+def _growing(fleet: FleetState, step_s: Floats) -> Floats:
+    """Their context, at most what is in use (streams may share a prefix), and a token a step."""
+    held: Floats = np.minimum(fleet.running_tokens / fleet.kv_tokens, fleet.kv_used_fraction)
+    streams = fleet.running_requests - fleet.waiting_requests
+    held += streams * (HORIZON_S / np.maximum(step_s, STEP_S_MIN)) / fleet.kv_tokens
+    return held
+
+
 def _open(fleet: FleetState) -> Bools:
     """Engines that may get streams on purpose."""
     return fleet.accepts & ~fleet.suspect & ~fleet.hot
@@ -236,7 +281,7 @@ def _open(fleet: FleetState) -> Bools:
 
 def _fullest_first(fleet: FleetState, load: _Load) -> list[int]:
     """Engines that serve; equal ones by slot. A draining or stalled one is emptied by others."""
-    peaks = np.maximum(load.util, load.mem)
+    peaks = np.maximum(load.decoding, load.growing)
     serving = np.flatnonzero(fleet.accepts).tolist()
     return sorted(serving, key=lambda engine: (-float(peaks[engine]), engine))
 

@@ -217,6 +217,7 @@ class FleetWatch:
                 expected_step_s=expected_s,
                 prefill_s_per_token=self._costs[slot].prefill_s_per_token,
                 decode_s_per_request=self._costs[slot].decode_s_per_request,
+                context_s_per_token=self._costs[slot].context_s_per_token,
             ),
         )
 

@@ -112,6 +112,7 @@ class Reports:
                 expected_step_s=expected_s,
                 prefill_s_per_token=cost.prefill_s_per_token,
                 decode_s_per_request=cost.decode_s_per_request,
+                context_s_per_token=cost.context_s_per_token,
             ),
         )
         if self._watch:
