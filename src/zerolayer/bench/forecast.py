@@ -95,7 +95,8 @@ def measure_trace(name: str, options: ForecastOptions, watch: Watch) -> TraceFor
 
 
 def fleet_traffic(trace: Trace, requests_per_s: float, seconds: int) -> Trace:
-    """The first `seconds` of as many copies of `trace` as make about this rate, at just this rate.
+    """The first requests of as many copies of `trace` as make about this rate, at just this rate:
+    `seconds` of it, or fewer where the trace ends.
 
     Copy k of K begins k / K of the trace's duration later and wraps around at its end. Its prefixes
     are its own: copies stand for other users.
@@ -105,7 +106,7 @@ def fleet_traffic(trace: Trace, requests_per_s: float, seconds: int) -> Trace:
     shifts = np.repeat(np.arange(copies), len(trace)) * (duration_s / copies)
     arrival = (np.tile(trace.arrival_s, copies) + shifts) % duration_s
     order = np.argsort(arrival, kind="stable")
-    order = order[arrival[order] < seconds]
+    order = order[: int(requests_per_s * seconds)]
     rows, copy = order % len(trace), order // len(trace)
     prefixes = None
     if trace.prefixes is not None:
@@ -189,7 +190,7 @@ class _Probe:
         self.fleet = fleet
         self._outlook = fleet.driver.outlook = _NotingOutlook(fleet.driver.fleet.engines)
         self._until_s = until_s
-        self._streams_s = self._backlog_s = np.zeros(fleet.driver.fleet.engines)
+        self._streams_s = self._backlog_s = self._used = np.zeros(fleet.driver.fleet.engines)
         self._util: list[Floats] = []
         self._mem: list[Floats] = []
         self._said: list[tuple[Floats, Floats]] = []
@@ -218,12 +219,14 @@ class _Probe:
         self.fleet.at(now + 1.0, EventKind.SAMPLE, 0, self._look)
 
     def _note_actual(self, now: float) -> None:
-        """Utilisation as `request_cost` defines it, over the second that ends now."""
+        """Utilisation as `request_cost` defines it, and memory, over the second that ends now."""
         fleet, engines = self.fleet.driver.fleet, self.fleet.engines
         streams_s = np.array([engine.stream_seconds(now) for engine in engines])
         decoding = streams_s - self._streams_s
         self._util.append(self._backlog_s + self._outlook.came_s + decoding / decode_places(fleet))
-        self._mem.append(np.array([engine.kv.used / engine.kv.capacity for engine in engines]))
+        used = np.array([engine.kv.used / engine.kv.capacity for engine in engines])
+        self._mem.append(0.5 * (self._used + used))
+        self._used = used
         self._streams_s = streams_s
         self._backlog_s = fleet.waiting_tokens * fleet.prefill_s_per_token
         self._outlook.came_s[:] = 0.0
