@@ -24,6 +24,7 @@ from zerolayer.engines.launcher import (
     watch_pids,
 )
 from zerolayer.engines.leftovers import remove_shared_memory
+from zerolayer.engines.lifetime import let_die_quietly
 from zerolayer.engines.port import VllmPort
 from zerolayer.engines.processes import ProcessTree
 from zerolayer.stitch.driver import FleetDriver
@@ -180,6 +181,7 @@ class SlotSupervisor:
             await self._driver.engine_up(self.slot, port)
             self.first_try_over.set()
             why = await live.ended
+            let_die_quietly(launched.pids)
             self.live = None
             if self._ended_for:
                 await self._end_as_ordered(launched, why)
