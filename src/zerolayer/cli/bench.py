@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zerolayer.cli import bench_moves
+from zerolayer.cli import bench_load, bench_moves
 from zerolayer.cli.measuring import Json, Model, measure, numbers
 from zerolayer.core.errors import ConfigError
 
@@ -21,6 +21,7 @@ app = typer.Typer(
     help="Measure placement, snapshots, fail-over, moves and overhead on this machine.",
 )
 app.add_typer(bench_moves.app)
+app.add_typer(bench_load.app)
 
 Seed = Annotated[
     int | None, typer.Option(help="The same seed measures with the same prompts and choices.")

@@ -75,6 +75,9 @@ class FleetState:
         """Those of them whose first token has not come."""
         self.waiting_tokens = np.zeros(engines)
         """Prompt tokens of streams whose first token has not come."""
+        self.placed_tokens = np.zeros(engines)
+        """Prompt tokens to compute that were ever placed here; never falls. What came between two
+        looks is prefill in demand, whether it was computed meanwhile or not."""
         self.running_tokens = np.zeros(engines)
         """Context tokens of streams past their first token."""
         self.kv_used_fraction = np.zeros(engines)
@@ -162,6 +165,7 @@ class FleetState:
         self.running_requests[engine] += 1
         self.waiting_requests[engine] += 1
         self.waiting_tokens[engine] += waiting_tokens
+        self.placed_tokens[engine] += waiting_tokens
 
     def first_token(
         self, engine: int, waiting_tokens: int, context_tokens: int | None = None

@@ -149,6 +149,15 @@ class StepCostModel:
         """What one more token of context adds, in seconds."""
         return self._coefficients[3] * _TOKENS
 
+    def coefficients(self) -> tuple[float, float, float, float, float]:
+        """b0 to b4 in seconds: of a step, per prompt token, per decoding stream, per token of
+        context, per prompt token squared."""
+        step_s, _, _, _, squared = self._coefficients
+        return (
+            step_s, self.prefill_s_per_token, self.decode_s_per_request,
+            self.context_s_per_token, squared * _TOKENS * _TOKENS,
+        )  # fmt: skip
+
     def observe(self, work: StepWork, seconds: float) -> None:
         """Learn from a finished step. Seconds outside 0..STEP_SECONDS_MAX are cut to it; NaN is
         ignored."""

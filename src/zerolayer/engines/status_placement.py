@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from zerolayer.arena.tables import LoadRow
+from zerolayer.core.fleet_state import FleetState
 from zerolayer.core.ids import engine_name
 from zerolayer.dispatch.heat import Heat, heat_of
 
@@ -19,6 +20,7 @@ def placement_status(fleet: "Fleet", heat: Heat) -> dict[str, Any]:
     return {
         "policy": choices.policy,
         "device": str(fleet.vllm_config.device_config.device_type),
+        "batch_tokens": int(fleet.vllm_config.scheduler_config.max_num_batched_tokens),
         "admission": choices.admission.value,
         "objective": _rounded(heat.objective),
         "utilisation_std": _rounded(float(heat.util.std())),
@@ -53,6 +55,8 @@ def engine_placement(fleet: "Fleet", slot: int, heat: Heat) -> dict[str, Any]:
         "link_use": _rounded(float(load.link_use[slot])),
         "step_error": _step_error(fleet, slot),
         "reference_step_ms": _reference_step_ms(fleet, slot),
+        "step_model_s": _step_model(fleet, slot),
+        "demand": _demand(load, slot),
     }
 
 
@@ -78,6 +82,27 @@ def _step_error(fleet: "Fleet", slot: int) -> dict[str, Any] | None:
         return None
     errors = fleet.watch.step_errors(slot)
     return {"steps": errors.steps, "p50": _rounded(errors.p50), "p90": _rounded(errors.p90)}
+
+
+def _demand(load: FleetState, slot: int) -> dict[str, Any]:
+    """What utilisation is made of, as counts: prompt tokens that were ever placed there and that
+    wait now, streams that decode now, and how many can at once."""
+    kv_tokens = float(load.kv_tokens[slot])
+    return {
+        "placed_tokens": int(load.placed_tokens[slot]),
+        "waiting_tokens": int(load.waiting_tokens[slot]),
+        "decoding": int(load.running_requests[slot] - load.waiting_requests[slot]),
+        "places": round(float(load.places[slot]), 2),
+        "requests_max": int(load.requests_max[slot]),
+        "kv_tokens": int(kv_tokens) if math.isfinite(kv_tokens) else None,
+    }
+
+
+def _step_model(fleet: "Fleet", slot: int) -> list[float] | None:
+    """`StepCostModel.coefficients`; None before the watch runs."""
+    if fleet.watch is None:
+        return None
+    return [float(f"{value:.4g}") for value in fleet.watch.step_model(slot)]
 
 
 def _reference_step_ms(fleet: "Fleet", slot: int) -> float | None:

@@ -109,6 +109,10 @@ class FleetWatch:
             return None
         return cost.expected_s(work.prefill_tokens, work.decode_requests, work.context_tokens)
 
+    def step_model(self, slot: int) -> tuple[float, ...]:
+        """What the slot's steps cost, as it was learned: see `StepCostModel.coefficients`."""
+        return self._costs[slot].coefficients()
+
     def step_errors(self, slot: int) -> ErrorPercentiles:
         """How far the slot's predicted step times were off lately."""
         return self._costs[slot].error_percentiles()

@@ -61,6 +61,8 @@ class SimEngine:
         self.preemptions = 0
         self.generated = 0
         """Tokens that streams got from here."""
+        self.token_gaps: list[tuple[int, float]] | None = None
+        """Where it is a list, gaps between tokens are noted in it: how many, seconds of each."""
         self.hit_tokens = 0
         self.computed_tokens = 0
         self.restored_tokens = 0
@@ -259,6 +261,8 @@ class SimEngine:
         streams = self.decodes
         if not streams:
             return
+        if self.token_gaps is not None:
+            self.token_gaps.append((streams * steps, lasted / steps))
         self._stream_s += streams * lasted
         self.generated += streams * steps
         self.context += streams * steps

@@ -56,3 +56,12 @@ def test_a_fleet_that_grows_and_shrinks_keeps_what_its_engines_have() -> None:
     assert fleet.running_requests.tolist() == [0.0, 1.0]
     with pytest.raises(ValueError, match="0"):
         fleet.resize(0)
+
+
+def test_what_was_ever_placed_never_falls() -> None:
+    fleet = FleetState(2)
+    fleet.placed(1, 100)
+    fleet.first_token(1, 100)
+    fleet.placed(1, 20)
+    fleet.emptied(1)
+    assert fleet.placed_tokens.tolist() == [0.0, 120.0]

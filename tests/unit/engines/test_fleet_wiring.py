@@ -36,6 +36,7 @@ def fleet_of(runtime: RuntimeDir, tmp_path: Path, choices: PlacementChoices) -> 
         kv_transfer_config=object(),
         cache_config=SimpleNamespace(block_size=32),
         device_config=SimpleNamespace(device_type="cpu"),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=2048),
     )
     settings = FleetSettings(
         engines=3, snapshots=True, snapshot_bytes=1, wait_for_engine_s=1.0, log_dir=tmp_path,

@@ -26,11 +26,11 @@ ENGINE_FIELDS = {
     "waiting", "kv_used_percent", "expected_step_ms", "restarts", "last_fault", "up_since",
     "missing_capacity_s", "snapshots", "domain", "hot", "utilisation", "forecast_util",
     "forecast_mem", "entropy_share", "tokens_per_s", "free_run_tokens", "fragmentation", "link_use",
-    "step_error", "reference_step_ms",
+    "step_error", "reference_step_ms", "step_model_s", "demand",
 }  # fmt: skip
 PLACEMENT_FIELDS = {
     "policy", "admission", "objective", "utilisation_std", "drain_rule", "expected_output_tokens",
-    "ttft_error", "prefix_hits",
+    "ttft_error", "prefix_hits", "batch_tokens",
 }  # fmt: skip
 
 
@@ -75,8 +75,12 @@ def fleet(tmp_path: Path) -> Any:
             expected_step_s=lambda slot: 0.05525,
             reference_step_s=lambda slot: 0.04,
             step_errors=lambda slot: ErrorPercentiles(9, 0.1, 0.2, 0.3),
+            step_model=lambda slot: (0.05, 0.0015, 0.0005, 1e-06, 0.0),
         ),
-        vllm_config=SimpleNamespace(device_config=SimpleNamespace(device_type="cpu")),
+        vllm_config=SimpleNamespace(
+            device_config=SimpleNamespace(device_type="cpu"),
+            scheduler_config=SimpleNamespace(max_num_batched_tokens=2048),
+        ),
         placing=SimpleNamespace(choices=PlacementChoices(), outlook=Outlook(2)),
         prefixes=Prefixes(snapshots=True),
         events=[SimpleNamespace(unix=1.0, engine="e1", what="ended")],
@@ -97,6 +101,7 @@ def test_a_live_engine_shows_its_processes_and_load(fleet: Any) -> None:
     assert (up["running"], up["waiting"], up["streams"]) == (1, 4, 1)
     assert (up["kv_used_percent"], up["expected_step_ms"]) == (12.5, 55.25)
     assert up["reference_step_ms"] == 40.0
+    assert up["step_model_s"] == [0.05, 0.0015, 0.0005, 1e-06, 0.0]
 
 
 def test_a_dead_engine_shows_no_process_and_no_stale_load(fleet: Any) -> None:
