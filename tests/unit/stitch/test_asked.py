@@ -49,7 +49,8 @@ async def test_the_first_choice_is_what_the_client_is_told() -> None:
     bench, _ = noting_bench()
     wishes = Asked(explain=True)
     await bench.driver.add("s", "request", 5, False, wishes)
-    assert wishes.decision is None, "no engine was there"
+    before = wishes.decision
+    assert before is None, "no engine was there"
     await bench.all_up()
     home = bench.driver.owned["s"].stream.engine
     assert wishes.decision is not None
