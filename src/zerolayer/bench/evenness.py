@@ -1,21 +1,22 @@
 """`bench evenness`: how evenly a fleet is used under skewed load, by our policy and by vLLM's own.
 
 A few long prompts with long answers come among many short ones, at the same times and in the same
-order in every round. Rounds alternate A B B A between `--policy zerolayer` (with offload, as by
-default) and `--policy vllm_dp --no-offload` (the score of vLLM's data-parallel client; vLLM moves
-nothing), each on a fleet of its own.
+order in every round. Rounds alternate A B B A between `--policy zerolayer` (with offload unless
+told otherwise) and `--policy vllm_dp --no-offload` (the score of vLLM's data-parallel client; vLLM
+moves nothing), each on a fleet of its own.
 
 Utilisation is taken from counts that the fleet reports whatever its policy is, not from its
-forecast: util = p + n / n_max in windows of a second, p = seconds of prefill in demand per second
-(prompt tokens that waited at the window's begin and that came in it, times the seconds of a prompt
-token), n = streams that decode, n_max = how many can at once. The seconds of a prompt token are one
-number for all rounds and engines, the median of what the engines learned: what differs between two
-rounds is then what was placed where, not what was learned.
+forecast: util = p + n / n_max in windows of WINDOWS_S seconds. p = seconds of prefill in demand per
+second (prompt tokens that waited at the window's begin and that came in it, times the seconds of a
+prompt token), n = streams that decode, n_max = how many can at once. The seconds of a prompt token
+are one number for all rounds and engines, the median of what the engines learned: what differs
+between two rounds is then what was placed where, not what was learned.
 """
 
 import asyncio
 import itertools
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -36,14 +37,13 @@ from zerolayer.sim.statistics import spread_of
 WARM_UP_S = 8.0
 """Of each round, before anything is counted: the fleet's cost models begin without knowledge."""
 LOOK_EVERY_S = 0.2
-WINDOW_S = 1.0
+WINDOWS_S = (1.0, 5.0)
+"""Utilisation is taken in windows of so many seconds; the first is the headline. A long prompt
+loads one engine for a second wherever it is placed, which no policy can share out; the longer
+window is the one that the policy itself looks at."""
 SHORT_PROMPT, SHORT_ANSWER = (20, 80), (16, 48)
 LONG_PROMPT, LONG_ANSWER = (500, 1000), (120, 240)
-SIDES = {
-    "zerolayer": ("--policy", "zerolayer"),
-    "vllm_dp": ("--policy", "vllm_dp", "--no-offload"),
-}
-"""Words for `zerolayer serve`."""
+SIDES = ("zerolayer", "vllm_dp")
 ORDER = ("zerolayer", "vllm_dp", "vllm_dp", "zerolayer")
 """Of four rounds: a machine that turns slower or faster meanwhile hits both alike."""
 
@@ -62,7 +62,14 @@ class EvennessOptions:
     """Requests per second."""
     long_share: float = 0.12
     """Share of requests that are long."""
+    offload: bool = True
+    """Whether the fleet with our policy moves streams on its own."""
     seed: int = 0
+
+    def words(self, policy: str) -> tuple[str, ...]:
+        """For `zerolayer serve`."""
+        offload = self.offload and policy == "zerolayer"
+        return ("--policy", policy, "--offload" if offload else "--no-offload")
 
     def check(self) -> None:
         """Raises `ConfigError` for what cannot be measured."""
@@ -101,7 +108,8 @@ class Round:
     records: list[StreamRecord] = field(default_factory=list)
     """Of requests after the warm-up."""
     tokens_per_s: float = 0.0
-    moves: int = 0
+    moves: list[dict[str, Any]] = field(default_factory=list)
+    """As the status has them."""
 
 
 def skewed_load(options: EvennessOptions) -> list[Arrival]:
@@ -125,7 +133,7 @@ def run_evenness(options: EvennessOptions, console: Console) -> dict[str, Any]:
     rounds: list[Round] = []
     for number in range(options.rounds):
         rounds.append(Round(ORDER[number % len(ORDER)]))
-        words = SIDES[rounds[-1].policy]
+        words = options.words(rounds[-1].policy)
         fleet = FleetOptions(options.model, options.engines, serve_args=words)
         with FleetProcess(fleet, say) as process:
             asyncio.run(_measure(process, options, arrivals, rounds[-1]))
@@ -138,6 +146,7 @@ def run_evenness(options: EvennessOptions, console: Console) -> dict[str, Any]:
         **compared(rounds, options),
         "requests_per_round": len(arrivals),
         "rate": options.rate,
+        "offload": options.offload,
         "long_share": options.long_share,
         "seed": options.seed,
         "seconds": round(time.monotonic() - began, 1),
@@ -163,7 +172,7 @@ async def _measure(
     pairs = zip(arrivals, records, strict=True)
     seen.records = [record for arrival, record in pairs if arrival.at_s >= WARM_UP_S]
     seen.prefill_s = [row["step_model_s"][1] for row in status["engines"]]
-    seen.moves = status["totals"]["moves"]
+    seen.moves = status["recent_moves"]
     window_ns = range(begin_ns + int(WARM_UP_S * 1e9), begin_ns + int(_end_s(options) * 1e9))
     tokens = sum(at in window_ns for record in records for at in record.arrivals_ns)
     seen.tokens_per_s = tokens / options.seconds
@@ -181,8 +190,10 @@ def counts_of(at_s: float, status: dict[str, Any]) -> Counts:
     )
 
 
-def utilisation(counts: Sequence[Counts], prefill_s_per_token: float) -> Floats:
-    """Utilisation in each window of WINDOW_S, shape (windows, engines); see the module.
+def utilisation(
+    counts: Sequence[Counts], prefill_s_per_token: float, window_s: float = WINDOWS_S[0]
+) -> Floats:
+    """Utilisation in each window of `window_s`, shape (windows, engines); see the module.
 
     Counts at the edge of two windows end one and begin the next. The last, unfinished window is
     left out.
@@ -193,7 +204,7 @@ def utilisation(counts: Sequence[Counts], prefill_s_per_token: float) -> Floats:
     placed = np.array([count.placed_tokens for count in counts], dtype=np.float64)
     waiting = np.array([count.waiting_tokens for count in counts], dtype=np.float64)
     decoding = np.array([np.divide(count.decoding, count.places) for count in counts])
-    windows = np.floor((at_s - at_s[0]) / WINDOW_S + 1e-9).astype(np.int64)
+    windows = np.floor((at_s - at_s[0]) / window_s + 1e-9).astype(np.int64)
     _, first = np.unique(windows, return_index=True)
     rows = []
     for begin, end in itertools.pairwise(first):
@@ -204,13 +215,17 @@ def utilisation(counts: Sequence[Counts], prefill_s_per_token: float) -> Floats:
 
 
 def spread_over_time(
-    counts: Sequence[Counts], prefill_s_per_token: float, options: EvennessOptions
+    counts: Sequence[Counts],
+    prefill_s_per_token: float,
+    options: EvennessOptions,
+    window_s: float = WINDOWS_S[0],
 ) -> tuple[float, float]:
-    """(std over the engines, utilisation), means over the time that counts."""
+    """(std over the engines, utilisation), means over the time that counts. Raises EngineError
+    where the fleet said too little."""
     counted = [count for count in counts if WARM_UP_S <= count.at_s < _end_s(options)]
-    util = utilisation(counted, prefill_s_per_token)
+    util = utilisation(counted, prefill_s_per_token, window_s)
     if len(util) == 0:
-        raise EngineError("the fleet's status came less often than once a second")
+        raise EngineError(f"the fleet's status came too seldom for windows of {window_s:.0f} s")
     return float(spread_of(util).mean()), float(util.mean())
 
 
@@ -220,19 +235,25 @@ def compared(rounds: Sequence[Round], options: EvennessOptions) -> dict[str, Any
     sides: dict[str, Any] = {}
     for policy in SIDES:
         mine = [seen for seen in rounds if seen.policy == policy]
-        pairs = [spread_over_time(seen.counts, prefill_s, options) for seen in mine]
+        pairs, long = (
+            [spread_over_time(seen.counts, prefill_s, options, window_s) for seen in mine]
+            for window_s in WINDOWS_S
+        )
         sides[policy] = {
             "utilisation_std": round(float(np.mean([spread for spread, _ in pairs])), 4),
             "utilisation_std_by_round": [round(spread, 4) for spread, _ in pairs],
+            "utilisation_std_5s": round(float(np.mean([spread for spread, _ in long])), 4),
+            "utilisation_std_5s_by_round": [round(spread, 4) for spread, _ in long],
             "utilisation": round(float(np.mean([mean for _, mean in pairs])), 4),
             **latencies([record for seen in mine for record in seen.records]),
             "tokens_per_s": round(float(np.mean([seen.tokens_per_s for seen in mine])), 2),
-            "moves": sum(seen.moves for seen in mine),
+            "moves_by_reason": dict(Counter(str(m["reason"]) for seen in mine for m in seen.moves)),
+            "move_gap_ms": summary([m["gap_ms"] for seen in mine for m in seen.moves]),
         }
-    ours, theirs = (sides[policy]["utilisation_std"] for policy in ("zerolayer", "vllm_dp"))
     return {
         "sides": sides,
-        "utilisation_std_ratio": round(ours / theirs, 3) if theirs else None,
+        "utilisation_std_ratio": _ratio(sides, "utilisation_std"),
+        "utilisation_std_5s_ratio": _ratio(sides, "utilisation_std_5s"),
         "prefill_s_per_token": round(prefill_s, 6),
     }
 
@@ -242,6 +263,11 @@ def latencies(records: Sequence[StreamRecord]) -> dict[str, Any]:
     ttft = [record.ttft_ms for record in records if record.ttft_ms is not None]
     gaps = [worst_gap_ms(record.arrivals_ns) for record in records]
     return {"ttft_ms": summary(ttft), "worst_gap_ms": summary(gaps)}
+
+
+def _ratio(sides: dict[str, Any], figure: str) -> float | None:
+    ours, theirs = (sides[policy][figure] for policy in SIDES)
+    return round(ours / theirs, 3) if theirs else None
 
 
 def _end_s(options: EvennessOptions) -> float:

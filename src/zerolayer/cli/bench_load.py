@@ -25,13 +25,17 @@ def evenness(
     long_share: Annotated[
         float | None, typer.Option(help="Share of requests with long prompts and answers, 0 to 1.")
     ] = None,
+    offload: Annotated[
+        bool | None,
+        typer.Option("--offload/--no-offload", help="Whether our fleet moves streams on its own."),
+    ] = None,
     seed: Seed = None,
     as_json: Json = False,
 ) -> None:
     """Skewed load: spread of utilisation over the engines, ours against vLLM's own balancer."""
     given = {
         "engines": engines, "rounds": rounds, "seconds": seconds, "rate": rate,
-        "long_share": long_share, "seed": seed,
+        "long_share": long_share, "offload": offload, "seed": seed,
     }  # fmt: skip
     measure("evenness", model, given, as_json=as_json)
 
