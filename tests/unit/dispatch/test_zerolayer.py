@@ -23,7 +23,7 @@ from zerolayer.dispatch.policies.zerolayer import (
 )
 
 NOBODY: frozenset[int] = frozenset()
-ONLY_WAIT = Weights(ttft=1.0, queue=0.0, pace=0.0, others=0.0, entropy=0.0, total=0.0)
+ONLY_WAIT = Weights(ttft=1.0, queue=0.0, prefix=0.0, pace=0.0, others=0.0, entropy=0.0, total=0.0)
 HEAVY_OTHERS = Weights(ttft=1.0, queue=0.0, pace=0.1, others=0.5, entropy=0.0)
 
 
@@ -82,6 +82,7 @@ def test_one_more_engine_never_raises_the_highest_utilisation_that_is_predicted(
     even = Weights(
         ttft=0.0,
         queue=0.0,
+        prefix=0.0,
         pace=0.0,
         others=0.0,
         total=0.0,
@@ -188,8 +189,7 @@ def test_low_latency_avoids_the_engine_with_a_long_prefill_in_its_queue() -> Non
 
 def test_high_throughput_takes_the_prefix_hit_where_another_would_wait_less() -> None:
     fleet = idle(2)
-    for _ in range(3):
-        fleet.placed(1, 400)
+    fleet.placed(1, 2_400)
     held = {1: 800}
     plain = PlacementRequest(1_000, 20, held_tokens=held)
     saving = PlacementRequest(1_000, 20, held_tokens=held, preference=Preference.HIGH_THROUGHPUT)

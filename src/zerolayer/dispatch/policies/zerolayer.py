@@ -58,11 +58,12 @@ class Weights:
 
     ttft: float = 1.0
     """The request's own wait for its first token."""
-    queue: float = 3.0
+    queue: float = 1.0
     """Seconds of prefill that wait on the engine, beyond what `ttft` counts of them: two prompts in
     one step make the longest pause that the streams there will see."""
-    prefix: float = 0.0
-    """Seconds of its own prefill: saved where its prefix is held."""
+    prefix: float = 5.0
+    """Seconds of its own prefill, beside `ttft`: where its prefix is held, they are saved for
+    everybody, and the next turn of its conversation finds it there."""
     pace: float = 0.05
     """The request's own time per token over its whole answer."""
     others: float = 0.05
