@@ -284,6 +284,11 @@ class SlotSupervisor:
         return DEATHS_MAX if soon else 0
 
     @property
+    def ends_as_ordered(self) -> bool:
+        """Whether an order, and no fault, ends the engine that is there."""
+        return bool(self._ended_for)
+
+    @property
     def state(self) -> EngineState:
         """Where the slot's engine is in its life."""
         return self._driver.lives[self.slot].state

@@ -25,6 +25,7 @@ from zerolayer.stitch.stall import (
     EngineEvidence,
     OverBudget,
     Phase,
+    Reason,
     StallConfig,
     StallDetector,
     Starved,
@@ -244,6 +245,8 @@ class FleetWatch:
                 what = "proved progress and is back" if was_stalled else ""
                 self._apply(engine, EngineEvent.CLEARED, what)
                 await driver.place_waiting()
+            case Commit(engine, Reason.GONE) if self._fleet.supervisors[engine].ends_as_ordered:
+                pass  # no fault: a roll or a smaller fleet ended it, and its supervisor is at it
             case Commit(engine, reason):
                 if driver.lives[engine].can(EngineEvent.STALLED):
                     self._stalled_ns[engine] = time.monotonic_ns()
