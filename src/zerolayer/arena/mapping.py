@@ -190,11 +190,14 @@ class ArenaFile(MappedFile):
         return self.memory[offset : offset + self.geometry.page_bytes]
 
     def read_page(self, page: int, parts: Sequence[Any]) -> bool:
-        """Copy one page into contiguous arrays one after the other; False when it ends early."""
+        """Copy one page into contiguous arrays one after the other; False when it ends early or
+        cannot be read."""
         assert 0 <= page < self.geometry.page_count
-        return os.preadv(self.fd, parts, self.geometry.page_offset(page)) == (
-            self.geometry.page_bytes
-        )
+        try:
+            got = os.preadv(self.fd, parts, self.geometry.page_offset(page))
+        except OSError:
+            return False
+        return got == self.geometry.page_bytes
 
 
 class Mover(Protocol):

@@ -11,6 +11,7 @@ instance whose lock is free and whose process is gone. Both are asked, because a
 across containers that share /dev/shm, and a lock may have been inherited by a child that lives on.
 """
 
+import contextlib
 import fcntl
 import os
 import secrets
@@ -55,11 +56,10 @@ class RuntimeDir:
     @classmethod
     def create(cls, *, url: str, model: str, started_unix: float, shm: Path = SHM) -> "RuntimeDir":
         """A new directory for this process. Raises `RuntimeDirError` where that is not safe."""
-        base = _ensure_base(shm)
         info = InstanceInfo(
             os.getpid(), process_start_ticks(os.getpid()) or 0, url, model, started_unix
         )
-        with _base_lock(base):
+        with _new_base_lock(shm) as base:
             path = base / secrets.token_hex(_INSTANCE_DIGITS // 2)
             path.mkdir(mode=0o700)
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -99,8 +99,11 @@ class RuntimeDir:
         return sorted(entry for entry in self.path.iterdir() if entry.is_file())
 
     def remove(self) -> None:
-        """Unlinks everything; whoever has a file mapped keeps its memory until it unmaps."""
+        """Unlinks everything, and with the last instance the directory above; whoever has a file
+        mapped keeps its memory until it unmaps."""
         shutil.rmtree(self.path, ignore_errors=True)
+        with contextlib.suppress(OSError), _base_lock(self.path.parent):
+            _remove_if_empty(self.path.parent)
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
@@ -109,9 +112,8 @@ class RuntimeDir:
 def list_instances(shm: Path = SHM) -> list[RuntimeDir]:
     """This user's instances that run now, oldest first; empty when there is no directory at all."""
     base = _base_path(shm)
-    if not base.exists():
+    if _is_gone(base):
         return []
-    _check_private(base)
     found = []
     for path in _instance_paths(base):
         info = _read_info(path)
@@ -123,15 +125,16 @@ def list_instances(shm: Path = SHM) -> list[RuntimeDir]:
 def reclaim(shm: Path = SHM) -> list[str]:
     """Removes what dead instances left and returns their names. Never touches a running one."""
     base = _base_path(shm)
-    if not base.exists():
-        return []
-    _check_private(base)
-    gone = []
-    with _base_lock(base):
+    gone: list[str] = []
+    if _is_gone(base):
+        return gone
+    # Another process may remove the directory with its own last instance at any moment.
+    with contextlib.suppress(FileNotFoundError), _base_lock(base):
         for path in _instance_paths(base):
             if _left_over(path):
                 shutil.rmtree(path, ignore_errors=True)
                 gone.append(path.name)
+        _remove_if_empty(base)
     return gone
 
 
@@ -176,11 +179,43 @@ def _check_private(path: Path) -> None:
 
 
 @contextmanager
-def _base_lock(base: Path) -> Iterator[None]:
+def _new_base_lock(shm: Path) -> Iterator[Path]:
+    """The user's directory, made if need be and locked. Until it is locked, another process may
+    remove it with its own last instance."""
+    with contextlib.ExitStack() as held:
+        while True:
+            base = _ensure_base(shm)
+            with contextlib.suppress(FileNotFoundError):
+                fd = held.enter_context(_base_lock(base))
+                if os.path.samestat(os.fstat(fd), base.lstat()):
+                    break
+        yield base
+
+
+def _remove_if_empty(base: Path) -> None:
+    """With the lock held, so that nobody is about to make an instance in it."""
+    with contextlib.suppress(OSError):  # another instance is in it, or it is gone
+        base.rmdir()
+
+
+def _is_gone(base: Path) -> bool:
+    """Whether there is no such directory (any more); raises `RuntimeDirError` for one that is not
+    safely ours."""
+    try:
+        _check_private(base)
+    except RuntimeDirError:
+        if base.is_symlink() or base.exists():
+            raise
+        return True
+    return False
+
+
+@contextmanager
+def _base_lock(base: Path) -> Iterator[int]:
     fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
+        yield fd
     finally:
         os.close(fd)
 
@@ -191,7 +226,10 @@ def _instance_paths(base: Path) -> list[Path]:
         digits = len(path.name) == _INSTANCE_DIGITS and set(path.name) <= set("0123456789abcdef")
         return digits and path.is_dir() and not path.is_symlink()
 
-    return sorted(path for path in base.iterdir() if ours(path))
+    try:
+        return sorted(path for path in base.iterdir() if ours(path))
+    except FileNotFoundError:
+        return []
 
 
 def _read_info(path: Path) -> InstanceInfo | None:

@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -127,3 +128,28 @@ def test_a_runtime_directory_of_another_user_is_refused(
 def test_a_missing_shared_memory_is_said_plainly(tmp_path: Path) -> None:
     with pytest.raises(RuntimeDirError, match="cannot create"):
         create(tmp_path / "nowhere")
+
+
+def test_the_last_instance_takes_the_directory_above_with_it(tmp_path: Path) -> None:
+    first = RuntimeDir.create(url="u", model="m", started_unix=1.0, shm=tmp_path)
+    second = RuntimeDir.create(url="u", model="m", started_unix=2.0, shm=tmp_path)
+    first.remove()
+    assert second.path.is_dir()
+    second.remove()
+    assert list(tmp_path.iterdir()) == []
+    assert list_instances(tmp_path) == []
+    assert reclaim(tmp_path) == []
+
+
+def test_instances_that_come_and_go_at_once_do_not_take_each_others_directory(
+    tmp_path: Path,
+) -> None:
+    def come_and_go(number: int) -> bool:
+        made = RuntimeDir.create(url="u", model="m", started_unix=1.0, shm=tmp_path)
+        there = made.alive and (made.path / "instance.json").exists()
+        made.remove()
+        return there
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(come_and_go, range(200)))
+    assert list(tmp_path.iterdir()) == []
