@@ -102,8 +102,8 @@ class RuntimeDir:
         """Unlinks everything, and with the last instance the directory above; whoever has a file
         mapped keeps its memory until it unmaps."""
         shutil.rmtree(self.path, ignore_errors=True)
-        with contextlib.suppress(OSError), _base_lock(self.path.parent):
-            _remove_if_empty(self.path.parent)
+        with contextlib.suppress(OSError), _base_lock(self.path.parent) as base_fd:
+            _remove_if_empty(self.path.parent, base_fd)
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
@@ -129,12 +129,12 @@ def reclaim(shm: Path = SHM) -> list[str]:
     if _is_gone(base):
         return gone
     # Another process may remove the directory with its own last instance at any moment.
-    with contextlib.suppress(FileNotFoundError), _base_lock(base):
+    with contextlib.suppress(FileNotFoundError), _base_lock(base) as base_fd:
         for path in _instance_paths(base):
             if _left_over(path):
                 shutil.rmtree(path, ignore_errors=True)
                 gone.append(path.name)
-        _remove_if_empty(base)
+        _remove_if_empty(base, base_fd)
     return gone
 
 
@@ -156,10 +156,10 @@ def _base_path(shm: Path) -> Path:
 def _ensure_base(shm: Path) -> Path:
     base = _base_path(shm)
     try:
-        base.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # what is there is checked by the caller
+            base.mkdir(mode=0o700)
     except OSError as cause:
         raise RuntimeDirError(f"cannot create {base}: {cause.strerror}") from cause
-    _check_private(base)
     return base
 
 
@@ -185,6 +185,8 @@ def _new_base_lock(shm: Path) -> Iterator[Path]:
     with contextlib.ExitStack() as held:
         while True:
             base = _ensure_base(shm)
+            if _is_gone(base):
+                continue
             with contextlib.suppress(FileNotFoundError):
                 fd = held.enter_context(_base_lock(base))
                 if os.path.samestat(os.fstat(fd), base.lstat()):
@@ -192,10 +194,12 @@ def _new_base_lock(shm: Path) -> Iterator[Path]:
         yield base
 
 
-def _remove_if_empty(base: Path) -> None:
-    """With the lock held, so that nobody is about to make an instance in it."""
+def _remove_if_empty(base: Path, lock_fd: int) -> None:
+    """With the lock held on this very directory, so that nobody is about to make an instance in
+    it."""
     with contextlib.suppress(OSError):  # another instance is in it, or it is gone
-        base.rmdir()
+        if os.path.samestat(os.fstat(lock_fd), base.lstat()):
+            base.rmdir()
 
 
 def _is_gone(base: Path) -> bool:
@@ -203,10 +207,10 @@ def _is_gone(base: Path) -> bool:
     safely ours."""
     try:
         _check_private(base)
-    except RuntimeDirError:
-        if base.is_symlink() or base.exists():
-            raise
-        return True
+    except RuntimeDirError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return True
+        raise
     return False
 
 
