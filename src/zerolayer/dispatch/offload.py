@@ -4,8 +4,10 @@ An engine gives streams away when one of these holds:
 - *hot*: the streams that decode there will need more than `limit` of its KV within the horizon, so
   that it would push some out, or they are more than it has places for. What waits for its prefill
   is no reason: it gets KV when there is some, and is over sooner than a move pays;
-- *slow*: for `slow_for_s` its streams have waited `slow_factor` times longer for a token than they
-  would on another engine (a slow card, a throttled core, a neighbour).
+- *slow*: for `slow_for_s` a step has taken `slow_factor` times longer there than it would, with one
+  stream more, on the median of the other engines (a slow card, a throttled core). What makes all
+  slower together is no reason, nor what an engine waits for cores: who has them is the machine's
+  affair, and the step times that the planner is given are without it.
 
 What a stream weighs, as in `request_cost`:
     utilisation: 1 / n_max, `request_cost.decode_places`
@@ -13,6 +15,9 @@ What a stream weighs, as in `request_cost`:
                  comes to
 The cheapest streams go first: the largest (expected rest) / (context + FIXED_COST_TOKENS), as the
 context is what has to be loaded, and the rest is what is gained by it.
+
+A stream that would end sooner than a move is silent stays, and one that leaves a slow engine must
+gain more than that silence (`silence_s`, of the moves that were made).
 
 Nothing moves to where it lifts an engine over the limit, nor nearer than `margin` to what its
 source has: where the whole fleet is full, a move relieves nobody. A stream
@@ -31,6 +36,10 @@ from zerolayer.dispatch.request_cost import STEP_S_MIN, decode_places
 
 FIXED_COST_TOKENS = 64.0
 """What a move costs beside loading the context, in tokens loaded: a queue, one step, one order."""
+SILENCE_S = 0.3
+"""How long a moved stream is silent, in seconds, until moves were made that tell."""
+SILENCES = 8
+"""Moves whose median tells."""
 _MINUTE_NS = 60 * 10**9
 
 
@@ -47,11 +56,14 @@ class OffloadSettings:
     slow_factor: float = 1.6
     """A token must take this many times longer here than elsewhere. Steps of equal engines on busy
     cores differ by a third for seconds."""
-    slow_for_s: float = 1.0
-    """For so long without a break."""
+    slow_for_s: float = 2.0
+    """For so long without a break. On two engines that share two cores with busy loops, spells of
+    at most 0.9 s were seen where nothing was slow."""
     gain_s_min: float = 0.5
     """A slow engine's stream must be expected to gain this much until its end, beside what loading
-    costs; a move costs it a silence of some 0.1 to 0.3 s."""
+    costs."""
+    gain_per_silence: float = 2.0
+    """And as many times the silence of a move: gain is a forecast, silence is certain."""
     load_s_per_token: float = 6e-6
     """Seconds to load a token's KV, in which the streams of the target wait too. Measured: 11-20 ms
     for 3,500 tokens of 22.5 KiB on two cores."""
@@ -106,9 +118,11 @@ class _Load:
     streams: Floats
     usual_context: Floats
     """Mean context of the streams that decode there."""
+    silence_s: float
+    """Of a stream that moves."""
 
     @classmethod
-    def of(cls, fleet: FleetState, step_s: Floats) -> "_Load":
+    def of(cls, fleet: FleetState, step_s: Floats, silence_s: float = SILENCE_S) -> "_Load":
         util_each = 1.0 / decode_places(fleet)
         return cls(
             util=fleet.forecast_util.max(axis=1),
@@ -123,6 +137,7 @@ class _Load:
             streams=fleet.running_requests,
             usual_context=fleet.running_tokens
             / np.maximum(1.0, fleet.running_requests - fleet.waiting_requests),
+            silence_s=silence_s,
         )
 
     def after(self, stream: RunningStream) -> tuple[Floats, Floats, Floats]:
@@ -178,14 +193,20 @@ class OffloadPlanner:
         return [e for e in _fullest_first(fleet, load) if self._reason(load, e, e in slow)]
 
     def plan(
-        self, now_ns: int, fleet: FleetState, step_s: Floats, streams: Sequence[RunningStream]
+        self,
+        now_ns: int,
+        fleet: FleetState,
+        step_s: Floats,
+        streams: Sequence[RunningStream],
+        silence_s: float = SILENCE_S,
     ) -> list[PlannedMove]:
         """The moves to make now, in order; they count as made. The same input, the same plan.
 
-        `streams`: at least those of `sources`.
+        `streams`: at least those of `sources`. `silence_s`: how long a moved stream is silent, in
+        seconds.
         """
         self._forget(now_ns)
-        load, targets = _Load.of(fleet, step_s), _open(fleet)
+        load, targets = _Load.of(fleet, step_s, silence_s), _open(fleet)
         slow = self._slow(now_ns, fleet, load, targets)
         moves: list[PlannedMove] = []
         for source in _fullest_first(fleet, load):
@@ -213,8 +234,8 @@ class OffloadPlanner:
         for engine in range(fleet.engines):
             others = _peers(fleet, engine, targets)
             after_s = load.step_s + load.decode_s + load.usual_context[engine] * load.context_s
-            best_s = float(after_s[others].min()) if others.any() else np.inf
-            if load.step_s[engine] <= self.settings.slow_factor * best_s:
+            usual_s = float(np.median(after_s[others])) if others.any() else np.inf
+            if load.step_s[engine] <= self.settings.slow_factor * usual_s:
                 self._slow_since_ns.pop(engine, None)
                 continue
             since_ns = self._slow_since_ns.setdefault(engine, now_ns)
@@ -241,6 +262,8 @@ class OffloadPlanner:
         settings, source = self.settings, stream.engine
         if stream.stream_id in self._streams_ns or stream.rest_tokens < settings.rest_tokens_min:
             return None
+        if stream.rest_tokens * load.step_s[source] < load.silence_s:
+            return None
         util, mem, step_s = load.after(stream)
         fits = _peers(fleet, source, targets) & (util <= settings.limit) & (mem <= settings.limit)
         for back, there in self._pairs_ns:
@@ -254,7 +277,8 @@ class OffloadPlanner:
             fits &= settings.slow_factor * step_s < load.step_s[source]
             cost_s = settings.load_s_per_token * stream.context_tokens * (1.0 + load.streams)
             gain_s = stream.rest_tokens * (load.step_s[source] - step_s)
-            fits &= gain_s >= settings.gain_s_min + cost_s
+            least_s = max(settings.gain_s_min, settings.gain_per_silence * load.silence_s)
+            fits &= gain_s >= least_s + cost_s
         if not fits.any():
             return None
         return int(np.where(fits, badness, np.inf).argmin())
@@ -264,6 +288,12 @@ class OffloadPlanner:
         self._streams_ns[stream.stream_id] = now_ns
         self._pairs_ns[stream.engine, target] = now_ns
         return PlannedMove(stream.stream_id, stream.engine, target, reason)
+
+
+def usual_silence_s(gaps_s: Sequence[float]) -> float:
+    """How long a moved stream is silent: the median of the last moves, the newest last."""
+    last = sorted(gaps_s[-SILENCES:])
+    return last[len(last) // 2] if last else SILENCE_S
 
 
 def _growing(fleet: FleetState, step_s: Floats) -> Floats:

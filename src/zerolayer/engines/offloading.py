@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zerolayer.core.fleet_state import Floats
-from zerolayer.dispatch.offload import OffloadPlanner, RunningStream
+from zerolayer.dispatch.offload import OffloadPlanner, RunningStream, usual_silence_s
 from zerolayer.stitch.driver import Owned
 
 if TYPE_CHECKING:
@@ -34,9 +34,12 @@ class Offloading:
         fleet, step_s = self._fleet.driver.fleet, self._step_s()
         now_ns = self._fleet.clock.monotonic_ns()
         sources = self._planner.sources(now_ns, fleet, step_s)
+        if not sources:
+            return 0
         streams = [stream for source in sources for stream in self._streams(source)]
+        silence_s = usual_silence_s(self._fleet.driver.silences_s())
         moved = 0
-        for move in self._planner.plan(now_ns, fleet, step_s, streams):
+        for move in self._planner.plan(now_ns, fleet, step_s, streams, silence_s):
             reply = await self._fleet.driver.move_streams(
                 move.source, [move.stream_id], move.reason, move.target
             )

@@ -5,6 +5,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from zerolayer.engines.core_waits import CoreWaits
+
 _NS_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _STAT_BYTES = 1024
 #: Running, or waiting for a core (R) or for a disk (D): would go on by itself.
@@ -19,6 +21,7 @@ class TreeState:
     stopped: bool  # a process is in state T
     runnable: bool  # a thread runs, or waits for a core or a disk
     cpu_ns: int  # user and system time so far; never falls
+    waited_ns: int = 0  # time so far in which its computing threads waited for a core; never falls
 
 
 class ProcessTree:
@@ -27,9 +30,10 @@ class ProcessTree:
     def __init__(self, pids: Sequence[int]) -> None:
         self.pids = tuple(pids)
         self._fds = [os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC) for pid in pids]
+        self._waits = CoreWaits(pids)
         self._cpu_ns = 0
 
-    def look(self, *, threads: bool) -> TreeState:
+    def look(self, now_ns: int, *, threads: bool) -> TreeState:
         """The tree now; `threads`: look at each thread's state, not only at the first one's."""
         stopped = runnable = False
         cpu_ns = 0
@@ -43,12 +47,13 @@ class ProcessTree:
             runnable |= state in _WANTS_ON or (threads and _has_runnable_thread(pid))
             cpu_ns += (int(fields[_UTIME]) + int(fields[_STIME])) * _NS_PER_TICK
         self._cpu_ns = max(self._cpu_ns, cpu_ns)
-        return TreeState(stopped, runnable, self._cpu_ns)
+        return TreeState(stopped, runnable, self._cpu_ns, self._waits.look(now_ns))
 
     def close(self) -> None:
         """Give the descriptors back."""
         for fd in self._fds:
             os.close(fd)
+        self._waits.close()
         self._fds = []
         self.pids = ()
 

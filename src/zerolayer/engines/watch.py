@@ -57,6 +57,7 @@ class FleetWatch:
         self._settings = StallSettings()
         self._detector = StallDetector(StallConfig())
         self._costs: list[StepCostModel] = []
+        self._own_costs: list[StepCostModel] = []  # of steps without waiting for a core
         self._steps: list[StepWatch] = []
         self._seen: list[LiveEngine | None] = []
         self._stalled_ns: list[int] = []
@@ -81,6 +82,7 @@ class FleetWatch:
         """The fleet has so many slots now: new ones know nothing, those behind are forgotten."""
         for slot in range(len(self._costs), slots):
             self._costs.append(StepCostModel())
+            self._own_costs.append(StepCostModel())
             self._steps.append(StepWatch())
             self._seen.append(None)
             self._stalled_ns.append(0)
@@ -92,8 +94,8 @@ class FleetWatch:
             if (probe := self._probes.pop(slot, None)) is not None:
                 probe.cancel()
         for kept in (
-            self._costs, self._steps, self._seen, self._stalled_ns, self._was_stopped,
-            self._last_output_ns,
+            self._costs, self._own_costs, self._steps, self._seen, self._stalled_ns,
+            self._was_stopped, self._last_output_ns,
         ):  # fmt: skip
             del kept[slots:]
 
@@ -119,10 +121,11 @@ class FleetWatch:
         return self._costs[slot].error_percentiles()
 
     def decode_step_s(self, slot: int) -> float:
-        """What a step without prefill takes with the streams that decode there, in seconds."""
+        """What a step without prefill takes with the streams that decode there, in seconds, when
+        nobody else wants its cores: another engine that shares them is no faster for that."""
         load = self._fleet.driver.fleet
         decoding = int(load.running_requests[slot] - load.waiting_requests[slot])
-        return self._costs[slot].expected_s(0, decoding, int(load.running_tokens[slot]))
+        return self._own_costs[slot].expected_s(0, decoding, int(load.running_tokens[slot]))
 
     def noted_output(self, slot: int) -> None:
         """An output of this engine has just come."""
@@ -168,15 +171,16 @@ class FleetWatch:
     def _look(self, slot: int, live: LiveEngine | None, now_ns: int) -> EngineEvidence:
         assert live is not None
         state = self._fleet.boards[slot].read_core() or CoreState()
-        self._learn(slot, state, now_ns)
         work = _work(state)
+        expected_s = self._costs[slot].expected_s(*work)
+        owes = bool(self._fleet.driver.on_engine[slot]) or self._stalled_ns[slot] > 0
+        late = now_ns - state.step_started_ns > 1e9 * expected_s
+        tree = live.tree.look(now_ns, threads=owes and late)
+        self._learn(slot, state, now_ns, tree.waited_ns)
         expected_s = self._costs[slot].expected_s(*work)
         self._report(slot, state, expected_s)
         block_tokens = self._fleet.vllm_config.cache_config.block_size
         self._fleet.picture.look(slot, state, block_tokens, now_ns)
-        owes = bool(self._fleet.driver.on_engine[slot]) or self._stalled_ns[slot] > 0
-        late = now_ns - state.step_started_ns > 1e9 * expected_s
-        tree = live.tree.look(threads=owes and late)
         if self._was_stopped[slot] and not tree.stopped:
             renice(live.launched.pids, 0)  # somebody continued it: let it show what it can
         self._was_stopped[slot] = tree.stopped
@@ -196,21 +200,24 @@ class FleetWatch:
             runnable=tree.runnable,
             streams=len(self._fleet.driver.on_engine[slot]),
             step_ended_ns=state.step_ended_ns,
+            waited_ns=tree.waited_ns,
         )
 
-    def _learn(self, slot: int, state: CoreState, now_ns: int) -> None:
-        """Teach the cost model the step that has ended since the last look."""
+    def _learn(self, slot: int, state: CoreState, now_ns: int, waited_ns: int) -> None:
+        """Teach the cost models the step that has ended since the last look."""
         sample = StepSample(
             now_ns, state.step_seq, state.step_started_ns, StepWork(*_work(state)),
-            state.step_ended_ns,
+            state.step_ended_ns, waited_ns,
         )  # fmt: skip
         finished = self._steps[slot].sample(sample)
         # What a stalled engine needs for its probes says nothing about a healthy one.
         if finished is not None and self._detector.phase(slot) is not Phase.COMMITTED:
             self._costs[slot].observe(finished.work, finished.seconds)
+            self._own_costs[slot].observe(finished.work, finished.own_s)
             if finished.work.prefill_tokens:
                 domain = self._fleet.driver.fleet.domain
-                teach_newcomers([c for i, c in enumerate(self._costs) if domain[i] == domain[slot]])
+                for costs in (self._costs, self._own_costs):
+                    teach_newcomers([c for i, c in enumerate(costs) if domain[i] == domain[slot]])
 
     def _report(self, slot: int, state: CoreState, expected_s: float) -> None:
         used = 1 - state.free_blocks / state.total_blocks if state.total_blocks else 0.0

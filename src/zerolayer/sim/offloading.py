@@ -1,6 +1,6 @@
 """Proactive moves in simulation: the planner of `dispatch.offload`, looked at as often as live."""
 
-from zerolayer.dispatch.offload import OffloadPlanner, RunningStream
+from zerolayer.dispatch.offload import OffloadPlanner, RunningStream, usual_silence_s
 from zerolayer.sim.fleet import EventKind, SimFleet, run_now
 
 LOOK_EVERY_S = 0.25
@@ -25,7 +25,8 @@ class Offloading:
         sources = self._planner.sources(now_ns, driver.fleet, step_s)
         if sources:
             streams = [stream for slot in sources for stream in self._streams(slot)]
-            for move in self._planner.plan(now_ns, driver.fleet, step_s, streams):
+            silence_s = usual_silence_s(driver.silences_s())
+            for move in self._planner.plan(now_ns, driver.fleet, step_s, streams, silence_s):
                 fleet.engines[move.source].let_go(fleet.now)
                 fleet.hand_over(move.source)
                 run_now(

@@ -521,6 +521,10 @@ class FleetDriver:
             actual_s = (self._clock.monotonic_ns() - owned.arrived_ns) / 1e9
             self.outlook.ttft_errors.observe(owned.predicted_ttft_s, actual_s)
 
+    def silences_s(self) -> list[float]:
+        """How long streams were silent that were moved on purpose, in seconds; the newest last."""
+        return [move.gap_ms / 1e3 for move in self.recent_moves if move.on_purpose]
+
     def _finish_move(self, owned: Owned, engine: int, restored_tokens: int, silent_ns: int) -> None:
         """The first output after a move is here: note what the move cost."""
         move, stream = owned.move, owned.stream

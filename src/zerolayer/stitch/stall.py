@@ -18,6 +18,10 @@
 Ticks come every 10 to 20 ms. A tick that comes over TICK_LATE_NS late says that this process, or
 the box, slept: that time is held against no engine.
 
+Time in which an engine waited for a core is no time that its step took: it is left out of what is
+held against its own bound (rules 2b and 2c), up to nine tenths. A stopped or hung engine waits for
+nothing.
+
 An engine that comes up took its share of the box while it started: what was late meanwhile counts
 against no other engine.
 

@@ -68,6 +68,8 @@ class EngineEvidence:
     """Streams that a commit would move; what the move budget counts."""
     step_ended_ns: int = 0
     """End of the last step that ended; 0 where it is not known."""
+    waited_ns: int = 0
+    """How long its threads have waited for a core so far; never falls. 0 where it is not known."""
 
 
 class Reason(StrEnum):

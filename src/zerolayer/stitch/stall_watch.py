@@ -6,7 +6,7 @@ Everything that takes more than one engine to decide (starved box, move budget) 
 from enum import Enum, auto
 
 from zerolayer.dispatch.cost import StepWork
-from zerolayer.dispatch.steps import FinishedStep, StepSample, StepWatch
+from zerolayer.dispatch.steps import WAITED_SHARE_MAX, FinishedStep, StepSample, StepWatch
 from zerolayer.stitch.stall_evidence import EngineEvidence, Reason, StallConfig
 from zerolayer.stitch.stall_history import SECOND_NS, Readmission, StepHistory
 
@@ -62,6 +62,7 @@ class EngineWatch:
         self._step_expected_ns = evidence.expected_ns
         self._since_ns = evidence.now_ns
         self._excused_ns = 0
+        self._waited_before_ns = evidence.waited_ns
         self._stopped_ticks = 0
         self._stopped_since_ns = 0
         self._slow_steps = 0
@@ -106,7 +107,7 @@ class EngineWatch:
     ) -> None:
         kind = _kind(done.work.prefill_tokens)
         bound = self._ratio_bound(kind, config, slowness)
-        shortest_ns = done.seconds_min * 1e9
+        shortest_ns = (done.seconds_min - done.waited_s) * 1e9
         slow = shortest_ns > max(bound * expected_ns, expected_ns + SLOW_EXCESS_NS)
         if slow and self._histories[kind].warm:
             if self._slow_steps == 0:
@@ -130,7 +131,7 @@ class EngineWatch:
             self._since_ns = max(self._since_ns, now.last_output_ns)
         else:
             return
-        self._excused_ns = 0
+        self._excused_ns, self._waited_before_ns = 0, now.waited_ns
         self._start_suspicion(now.now_ns, self._next_check_ns - now.now_ns)
 
     def _note_stop(self) -> None:
@@ -188,7 +189,7 @@ class EngineWatch:
         """The step that it owes is past the engine's own bound, or its last steps were."""
         if self._slow_steps > 0:
             return True
-        return self.evidence.owes_work and self._elapsed_ns > self._bound_ns(config, slowness)
+        return self.evidence.owes_work and self._own_ns > self._bound_ns(config, slowness)
 
     def slowness_seen(self) -> float | None:
         """How late its last steps were; None when it finished none lately."""
@@ -223,7 +224,7 @@ class EngineWatch:
         else:
             self._idle_checks, self._cpu_ns, self._suspected_ns = 0, now.cpu_ns, now.now_ns
         self._seen_runnable = False
-        if not starved and self._elapsed_ns > self._bound_ns(config, slowness):
+        if not starved and self._own_ns > self._bound_ns(config, slowness):
             self._late_checks += 1
 
     def _is_idle(self) -> bool:
@@ -265,6 +266,13 @@ class EngineWatch:
         return self.evidence.now_ns - self._since_ns - self._excused_ns
 
     @property
+    def _own_ns(self) -> float:
+        """The same without what it waited for a core, which other programs and engines had."""
+        elapsed_ns = self._elapsed_ns
+        waited_ns = max(0, self.evidence.waited_ns - self._waited_before_ns)
+        return elapsed_ns - min(waited_ns, WAITED_SHARE_MAX * elapsed_ns)
+
+    @property
     def _expected_ns(self) -> int:
         return max(MILLISECOND_NS, self.evidence.expected_ns)
 
@@ -304,5 +312,6 @@ def _kind(prefill_tokens: int) -> int:
 def _sample(evidence: EngineEvidence) -> StepSample:
     work = StepWork(evidence.prefill_tokens, evidence.decode_requests, evidence.context_tokens)
     return StepSample(
-        evidence.now_ns, evidence.step_seq, evidence.step_started_ns, work, evidence.step_ended_ns
-    )
+        evidence.now_ns, evidence.step_seq, evidence.step_started_ns, work, evidence.step_ended_ns,
+        evidence.waited_ns,
+    )  # fmt: skip

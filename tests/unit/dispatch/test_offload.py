@@ -1,6 +1,6 @@
 """Laws of proactive offload, over fleets and streams that hypothesis makes up."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from zerolayer.core.fleet_state import FleetState
 from zerolayer.dispatch.offload import (
+    SILENCE_S,
     OffloadPlanner,
     OffloadSettings,
     PlannedMove,
     RunningStream,
+    usual_silence_s,
 )
 from zerolayer.dispatch.request_cost import decode_places
 
@@ -28,6 +30,7 @@ class Floor:
     streams: dict[str, RunningStream]
     planner: OffloadPlanner = field(default_factory=lambda: OffloadPlanner(SETTINGS))
     log: list[tuple[int, PlannedMove]] = field(default_factory=list)
+    silence_s: float = SILENCE_S
 
     def refresh(self) -> None:
         self.fleet.running_requests[:] = self.fleet.running_tokens[:] = 0.0
@@ -47,7 +50,7 @@ class Floor:
         step_s = self.fleet.expected_step_s
         sources = self.planner.sources(now_ns, self.fleet, step_s)
         streams = [s for s in self.streams.values() if s.engine in sources]
-        moves = self.planner.plan(now_ns, self.fleet, step_s, streams)
+        moves = self.planner.plan(now_ns, self.fleet, step_s, streams, self.silence_s)
         for move in moves:
             old = self.streams[move.stream_id]
             assert old.engine == move.source
@@ -176,9 +179,54 @@ def test_a_slow_engine_gives_streams_away_only_after_it_was_slow_for_a_while() -
     floor = make(on_first=3)
     floor.fleet.expected_step_s[:] = (0.2, 0.05)
     assert floor.step(SECOND) == []
-    assert floor.step(SECOND + SECOND // 2) == []
-    assert {m.reason for m in floor.step(2 * SECOND)} == {"offload: slow"}
+    assert floor.step(2 * SECOND) == []
+    assert {m.reason for m in floor.step(3 * SECOND)} == {"offload: slow"}
     assert {s.engine for s in floor.streams.values()} == {1}
+
+
+@pytest.mark.parametrize("factor", [2.0, 10.0])
+def test_what_makes_all_engines_slower_together_moves_nobody(factor: float) -> None:
+    floor = make(engines=3, on_first=3)
+    floor.fleet.expected_step_s[:] = (0.06, 0.05, 0.05)
+    for tick in range(40):
+        if tick == 8:
+            floor.fleet.expected_step_s *= factor
+        assert floor.step(SECOND + tick * SECOND // 4) == []
+
+
+def test_one_engine_that_is_faster_than_all_makes_none_of_them_slow() -> None:
+    floor = make(engines=4, on_first=3)
+    floor.fleet.expected_step_s[:] = (0.1, 0.1, 0.1, 0.03)
+    for tick in range(40):
+        assert floor.step(SECOND + tick * SECOND // 4) == []
+
+
+@pytest.mark.parametrize(("silence_s", "moves"), [(0.1, True), (5.0, False)])
+def test_a_stream_that_would_not_gain_what_a_move_costs_stays(
+    silence_s: float, moves: bool
+) -> None:
+    floor = make(on_first=3)
+    floor.silence_s = silence_s
+    floor.streams = {name: replace(s, rest_tokens=40.0) for name, s in floor.streams.items()}
+    floor.fleet.expected_step_s[:] = (0.2, 0.05)  # 8 s to its end here, 6 s of them to be gained
+    for tick in range(12):
+        floor.step(SECOND + tick * SECOND // 4)
+    assert bool(floor.log) is moves
+
+
+@pytest.mark.parametrize(("step_s", "moves"), [(0.002, False), (0.02, True)])
+def test_a_stream_that_ends_before_its_move_would_be_over_leaves_no_hot_engine(
+    step_s: float, moves: bool
+) -> None:
+    floor = make()
+    floor.fleet.expected_step_s[:] = step_s
+    floor.streams = {name: replace(s, rest_tokens=50.0) for name, s in floor.streams.items()}
+    assert bool(floor.step(SECOND)) is moves  # ends in 0.1 s or 1 s; a move takes 0.3 s
+
+
+def test_the_silence_of_a_move_is_the_median_of_the_last_ones() -> None:
+    assert usual_silence_s([]) == SILENCE_S
+    assert usual_silence_s([9.0] * 20 + [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]) == 0.5
 
 
 def test_a_spell_that_ends_is_no_reason() -> None:

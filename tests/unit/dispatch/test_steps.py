@@ -1,11 +1,12 @@
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from zerolayer.dispatch.cost import StepWork
-from zerolayer.dispatch.steps import FinishedStep, StepSample, StepWatch
+from zerolayer.dispatch.steps import WAITED_SHARE_MAX, FinishedStep, StepSample, StepWatch
 
 MS = 1_000_000
 DECODE = StepWork(0, 4, 1_000)
@@ -82,3 +83,21 @@ def test_garbage_on_a_board_never_gives_a_negative_time(rows: list[Row]) -> None
     for step in finished(rows):
         assert 0 <= step.seconds_min <= step.seconds
         assert step.steps >= 1
+
+
+def test_what_a_step_waited_for_a_core_is_told_with_it_and_with_no_other() -> None:
+    watch, waited = StepWatch(), []
+    for now, seq, started, ended, waited_ms in (
+        (110, 1, 100, 0, 1_000),  # before this the engine waited for a second
+        (130, 1, 100, 0, 1_015),
+        (165, 2, 160, 150, 1_020),
+        (210, 3, 205, 200, 1_020),
+        (310, 4, 305, 300, 9_000),
+    ):
+        sample = StepSample(now * MS, seq, started * MS, DECODE, ended * MS, waited_ms * MS)
+        if (done := watch.sample(sample)) is not None:
+            waited.append((done.waited_s, done.own_s))
+    assert np.allclose(
+        waited,
+        [(0.020, 0.030), (0.0, 0.040), (WAITED_SHARE_MAX * 0.095, (1 - WAITED_SHARE_MAX) * 0.095)],
+    )

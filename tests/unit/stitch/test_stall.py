@@ -279,6 +279,37 @@ def test_hard_evidence_holds_for_a_single_live_engine_too(fault: Fault) -> None:
     assert commit_after_ms(fleet, fault) <= 600
 
 
+@pytest.mark.parametrize("told", [True, False], ids=["its waits are told", "they are not"])
+def test_an_engine_whose_cores_others_have_is_not_stalled(told: bool) -> None:
+    """Seven programs on each of its cores, none on those of the engine beside it."""
+    fleet = busy_fleet(2)
+    engine = fleet.engines[0]
+    engine.crowd, engine.waits_told = 7.0, told
+    fleet.run(20)
+    assert bool(fleet.of(Commit)) is not told
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("fault", "limit_ms"), [(end, 20), (stop, 250), (fall_asleep, 600), (spin, 6_000)]
+)
+def test_a_fault_on_crowded_cores_is_found_and_only_a_spin_takes_longer(
+    seed: int, fault: Fault, limit_ms: float
+) -> None:
+    fleet = busy_fleet(seed)
+    for engine in fleet.engines:
+        engine.crowd = 3.0
+    fleet.run(3)
+    assert commit_after_ms(fleet, fault) <= limit_ms, seed
+
+
+def test_an_engine_that_gets_next_to_nothing_is_given_up_in_the_end() -> None:
+    fleet = busy_fleet(2)
+    fleet.engines[0].crowd = 1_000.0
+    fleet.run(60, lambda fleet: bool(fleet.of(Commit)))
+    assert reason(fleet) is Reason.NO_PROGRESS
+
+
 def test_a_stopped_engine_on_a_starved_box_is_moved_and_the_starved_one_is_not() -> None:
     fleet = busy_fleet(2)
     fleet.engines[0].hungry = fleet.engines[1].hungry = True

@@ -32,7 +32,7 @@ class VirtualStream:
 @dataclass
 class VirtualEngine:
     """An engine that batches streams. Orders: `stopped`, `spinning`, `asleep`, `slow_factor`,
-    `gone`."""
+    `gone`, `hungry` (gets a tenth of a core), `crowd` (programs on each of its cores beside it)."""
 
     rng: random.Random
     step_s: float = 0.05
@@ -45,6 +45,8 @@ class VirtualEngine:
     gone: bool = False
     hungry: bool = False
     slow_factor: float = 1.0
+    crowd: float = 0.0
+    waits_told: bool = True
     slow_sleeps: bool = False
     streams: list[VirtualStream] = field(default_factory=list)
     seq: int = 0
@@ -54,6 +56,7 @@ class VirtualEngine:
     work: StepWork = field(default_factory=lambda: StepWork(0, 0, 0))
     last_output_ns: int = 0
     cpu_ns: float = 0.0
+    waited_ns: float = 0.0
     now_ns: int = 0
     done: int = 0
 
@@ -63,12 +66,16 @@ class VirtualEngine:
     def advance(self, now_ns: int) -> None:
         """Run up to `now_ns`."""
         elapsed_ns = now_ns - self.now_ns
+        crowded = self.runnable and not self.gone
+        waits_ns = int(elapsed_ns * self.crowd / (1.0 + self.crowd)) if crowded else 0
+        self.ends_ns += waits_ns if self.started_ns else 0
+        self.waited_ns += waits_ns
         if self.gone or self.stopped or self.asleep or self.spinning or self.hungry:
             self.ends_ns += elapsed_ns
             busy = 1.0 if self.spinning else 0.1 if self.hungry else 0.0
         else:
             busy = self._run_until(now_ns)
-        self.cpu_ns += busy * elapsed_ns
+        self.cpu_ns += busy * (elapsed_ns - waits_ns)
         self.now_ns = now_ns
 
     def _run_until(self, now_ns: int) -> float:
@@ -206,4 +213,5 @@ class VirtualFleet:
             runnable=engine.runnable,
             streams=len(engine.streams),
             step_ended_ns=engine.ended_ns,
+            waited_ns=int(engine.waited_ns) if engine.waits_told else 0,
         )
