@@ -39,11 +39,11 @@ def check_policy(name: str) -> str:
 
 
 def check_domains(text: str, engines: int) -> Domains:
-    """Slots as `parse_domains` reads them. A domain without an engine of the start is a mistake;
+    """Domains as `parse_domains` reads them. A domain without an engine of the start is a mistake;
     one that also names later slots is a fleet that will grow."""
     domains = parse_domains(text)
-    for slots in domains:
-        if min(slots) >= engines:
+    for domain in domains:
+        if min(domain.slots) >= engines:
             raise ConfigError("--domains", text, f"this fleet has slots 0 to {engines - 1}")
     return domains
 

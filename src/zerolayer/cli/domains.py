@@ -39,8 +39,12 @@ def census(status: Mapping[str, Any]) -> dict[str, Any]:
         raise ZeroLayerError("this server's status has no step times; it is of another version")
     device = status["placement"]["device"]
     steps = [engine["reference_step_ms"] for engine in engines]
+    labels = [tuple(engine.get("labels", ())) for engine in engines]
     proposal = propose_domains(
-        [CensusRow(device, speed=1e3 / step if step else None) for step in steps]
+        [
+            CensusRow(device, speed=1e3 / step if step else None, labels=own)
+            for step, own in zip(steps, labels, strict=True)
+        ]
     )
     known = [step for step in steps if step]
     return {
@@ -50,27 +54,35 @@ def census(status: Mapping[str, Any]) -> dict[str, Any]:
             {
                 "id": engine["id"],
                 "domain": engine["domain"],
+                "labels": list(own),
                 "reference_step_ms": step,
                 "slower_than_best": round(step / min(known) - 1.0, 4) if step else None,
                 "proposed": proposed,
             }
-            for engine, step, proposed in zip(engines, steps, proposal.domains, strict=True)
+            for engine, own, step, proposed in zip(
+                engines, labels, steps, proposal.domains, strict=True
+            )
         ],
         "unmeasured": [
             engine["id"] for engine, step in zip(engines, steps, strict=True) if not step
         ],
         "reasons": list(proposal.reasons),
-        "option": option(proposal.domains),
+        "option": option(proposal.domains, labels),
     }
 
 
-def option(proposed: Sequence[int]) -> str:
-    """The value of `--domains` that makes these domains; empty for one."""
+def option(proposed: Sequence[int], labels: Sequence[Sequence[str]]) -> str:
+    """The value of `--domains` that makes these domains and keeps the labels of their engines;
+    empty for one domain without a label."""
     numbers = sorted(set(proposed))
-    if len(numbers) < 2:
+    if len(numbers) < 2 and not any(labels):
         return ""
-    pools = ([slot for slot, own in enumerate(proposed) if own == number] for number in numbers)
-    return ";".join(",".join(str(slot) for slot in pool) for pool in pools)
+    parts = []
+    for number in numbers:
+        pool = [slot for slot, own in enumerate(proposed) if own == number]
+        named = f"{'+'.join(labels[pool[0]])}=" if labels[pool[0]] else ""
+        parts.append(named + ",".join(str(slot) for slot in pool))
+    return ";".join(parts)
 
 
 def _print(found: Mapping[str, Any]) -> None:
@@ -80,12 +92,16 @@ def _print(found: Mapping[str, Any]) -> None:
 
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("engine")
+    labelled = any(engine["labels"] for engine in found["engines"])
+    if labelled:
+        table.add_column("labels")
     for name in ("domain now", "step ms", "slower than best", "proposed"):
         table.add_column(name, justify="right")
     for engine in found["engines"]:
         step, slower = engine["reference_step_ms"], engine["slower_than_best"]
         table.add_row(
             engine["id"],
+            *(["+".join(engine["labels"])] if labelled else []),
             str(engine["domain"]),
             "-" if step is None else f"{step:.2f}",
             "-" if slower is None else f"{100 * slower:.1f} %",

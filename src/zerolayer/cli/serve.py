@@ -99,7 +99,9 @@ Domains = Annotated[
     typer.Option(
         metavar="SLOTS",
         help="Engines of equal hardware, balanced among themselves: 0,1;2,3 makes two domains. "
-        "Engines that are not named make one more.",
+        "Engines that are not named make one more. With labels, fp8+cheap=0,1;bf16=2,3: requests "
+        "with x-precision-preference: fp8 or x-model-hint: cheap go to 0 and 1 while these have "
+        "room.",
     ),
 ]
 DrainGpu = Annotated[

@@ -6,6 +6,7 @@ carried by a context variable, goes around it: contexts are copied from task to 
 not, so what the dispatcher writes into it the door can read.
 """
 
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 
@@ -22,15 +23,16 @@ class Asked:
     """Say in a response header why the engine was chosen."""
     admitted: bool = False
     """Admission control has let it in; it is asked once a request."""
+    labels: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """What the operator calls the domains, by number: hints are compared with it."""
     decision: Decision | None = None
     """The first placement of its (first) stream."""
     retry_after_s: float | None = None
     """It was refused; the same request may pass after so many seconds."""
 
     def wanted(self, request: PlacementRequest) -> PlacementRequest:
-        """`request` with these wishes. The engines of one serving process have one model and one
-        precision, so those two hints leave the choice as it is."""
-        return replace(apply_hints(request, self.hints, {}), explain=self.explain)
+        """`request` with these wishes."""
+        return replace(apply_hints(request, self.hints, self.labels), explain=self.explain)
 
 
 asked: ContextVar[Asked | None] = ContextVar("zerolayer_asked", default=None)

@@ -1,8 +1,8 @@
 """Scheduling domains (P8): which engines are equal enough to be balanced against each other.
 
-From a census of one row per engine: different devices or link generations are never in one domain;
-of the same hardware, those whose speeds lie within 5 % are. Origin: the source (mission, P8), whose
-figure is the number of executed instructions.
+From a census of one row per engine: different devices, link generations or labels are never in one
+domain; of those that are alike in all three, those whose speeds lie within 5 % are. Origin: the
+source (mission, P8), whose figure is the number of executed instructions.
 
 One figure per engine, larger is faster: instructions executed per second under the same load, or
 1 / measured step time of the same step. Spread of a pool: largest / smallest - 1.
@@ -25,6 +25,8 @@ class CensusRow:
     """PCIe generation of its link; None where not known."""
     speed: float | None = None
     """The figure above; None where it was not measured."""
+    labels: tuple[str, ...] = ()
+    """What its operator calls it, for hints of clients (`dispatch.choices.Domain`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +48,17 @@ def propose_domains(census: Sequence[CensusRow], spread_max: float = SPREAD_MAX)
     """
     if spread_max < 0.0:
         raise ValueError(f"spread_max must be 0 or more, not {spread_max}")
-    kinds: dict[tuple[str, int | None], list[int]] = {}
+    kinds: dict[tuple[str, int | None, tuple[str, ...]], list[int]] = {}
     for engine, row in enumerate(census):
-        kinds.setdefault((row.device, row.link_generation), []).append(engine)
-    pools = [
-        (kind, pool)
-        for kind, members in kinds.items()
-        for pool in _pools(census, members, spread_max)
-    ]
-    pools.sort(key=lambda each: (-len(each[1]), min(each[1])))
+        kind = (row.device, row.link_generation, tuple(sorted(row.labels)))
+        kinds.setdefault(kind, []).append(engine)
+    pools = [pool for members in kinds.values() for pool in _pools(census, members, spread_max)]
+    pools.sort(key=lambda pool: (-len(pool), min(pool)))
     domains = [0] * len(census)
-    for number, (_, pool) in enumerate(pools):
+    for number, pool in enumerate(pools):
         for engine in pool:
             domains[engine] = number
-    reasons = tuple(_reason(census, kind, pool) for kind, pool in pools)
+    reasons = tuple(_reason(census, pool) for pool in pools)
     return Proposal(tuple(domains), reasons)
 
 
@@ -101,9 +100,11 @@ def _speed(row: CensusRow) -> float:
     return speed if speed is not None and speed > 0.0 else 0.0
 
 
-def _reason(census: Sequence[CensusRow], kind: tuple[str, int | None], pool: list[int]) -> str:
-    device, generation = kind
+def _reason(census: Sequence[CensusRow], pool: list[int]) -> str:
+    any_of_it = census[pool[0]]
+    generation = any_of_it.link_generation
     link = f", PCIe {generation}" if generation is not None else ""
+    named = f" ({'+'.join(any_of_it.labels)})" if any_of_it.labels else ""
     speeds = [speed for speed in (_speed(census[engine]) for engine in pool) if speed > 0.0]
     spread = f"spread {max(speeds) / min(speeds) - 1.0:.1%}" if speeds else "not measured"
-    return f"{len(pool)} x {device}{link}: {spread}"
+    return f"{len(pool)} x {any_of_it.device}{link}{named}: {spread}"

@@ -4,15 +4,19 @@
 |---|---|---|
 | `X-Zero-Layer-Preference` | `low-latency`, `high-throughput`, `cost-optimal` | `preference` |
 | `x-kernel-hint` (older clients) | see KERNEL_HINTS | `preference` or `contiguous` |
-| `x-precision-preference` (older clients) | see PRECISIONS | engines of that precision first |
-| `x-model-hint` (older clients) | a model's name | engines that serve it first |
+| `x-precision-preference` (older clients) | see PRECISIONS | domains of that label first |
+| `x-model-hint` (older clients) | a model's name | domains of that label first |
+
+One process serves one model in one precision, so what the last two name is a label that the
+operator gave a domain (`dispatch.choices`): engines that run a model's FP8 kernels well, or cheap
+ones.
 
 The new header wins over `x-kernel-hint`. Names and values are compared without regard to case, `_`
-and `-` are the same. A hint never makes a request fail: where no engine is known to match, it has
-no effect. A value that is not in the table is a ConfigError, which the caller answers with 400.
+and `-` are the same. A hint never makes a request fail: where no label matches, it has no effect.
+A value that is not in the table is a ConfigError, which the caller answers with 400.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -45,8 +49,10 @@ KERNEL_PREFERENCES = {
     KernelHint.MEMORY: Preference.COST_OPTIMAL,
 }
 """Tuning profiles; the fusion levels say nothing of latency or cost."""
-PRECISIONS = (*KV_BYTES, "auto")
-"""Values of `x-precision-preference`; `auto` is the same as no header."""
+NO_HINT = "auto"
+"""As a precision or a model it is the same as no header."""
+PRECISIONS = (*KV_BYTES, NO_HINT)
+"""Values of `x-precision-preference`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +63,6 @@ class Hints:
     contiguous: bool = False
     """Aggressive fusion: memory in one piece is worth something (`memory_fit`)."""
     precision: str | None = None
-    model: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DomainTraits:
-    """What is known of the engines of one domain; None where it is not known."""
-
-    precision: str | None = None
-    """Of the weights, one of KV_BYTES."""
     model: str | None = None
 
 
@@ -81,40 +78,41 @@ def hints_from_headers(headers: Mapping[str, str]) -> Hints:
         hints = replace(hints, preference=preference)
     if (wanted := found.get(PRECISION_HEADER)) is not None:
         precision = _one_of(PRECISION_HEADER, wanted, PRECISIONS)
-        hints = replace(hints, precision=None if precision == "auto" else precision)
+        hints = replace(hints, precision=None if precision == NO_HINT else precision)
     if (wanted := found.get(MODEL_HEADER)) is not None:
         if not 0 < len(wanted) <= MODEL_NAME_MAX:
             raise ConfigError(MODEL_HEADER, wanted[:40], f"give 1 to {MODEL_NAME_MAX} characters")
-        hints = replace(hints, model=wanted)
+        hints = replace(hints, model=None if _plain(wanted) == NO_HINT else wanted)
     return hints
 
 
 def apply_hints(
-    request: PlacementRequest, hints: Hints, traits: Mapping[int, DomainTraits]
+    request: PlacementRequest, hints: Hints, labels: Mapping[int, Collection[str]]
 ) -> PlacementRequest:
-    """`request` with what `hints` ask for. `traits`: per domain number, as far as known."""
+    """`request` with what `hints` ask for. `labels`: of each domain that has some, by its
+    number."""
     return replace(
         request,
         preference=hints.preference,
         contiguous=hints.contiguous,
-        preferred_domains=_matching(hints, traits),
+        preferred_domains=_matching(hints, labels),
     )
 
 
-def _matching(hints: Hints, traits: Mapping[int, DomainTraits]) -> frozenset[int]:
+def _matching(hints: Hints, labels: Mapping[int, Collection[str]]) -> frozenset[int]:
     """Domains that match; those of the right model and precision, or of the model alone where none
     has both. Empty when no domain matches, or nothing was asked."""
-    by_model = {
-        domain
-        for domain, known in traits.items()
-        if hints.model is not None and known.model == hints.model
-    }
-    by_precision = {
-        domain
-        for domain, known in traits.items()
-        if hints.precision is not None and known.precision == hints.precision
-    }
-    return frozenset((by_model & by_precision) or by_model or by_precision)
+    by_model, by_precision = _labelled(hints.model, labels), _labelled(hints.precision, labels)
+    return (by_model & by_precision) or by_model or by_precision
+
+
+def _labelled(word: str | None, labels: Mapping[int, Collection[str]]) -> frozenset[int]:
+    if word is None:
+        return frozenset()
+    wanted = _plain(word)
+    return frozenset(
+        domain for domain, own in labels.items() if any(_plain(label) == wanted for label in own)
+    )
 
 
 def _with_kernel(hints: Hints, value: str | None) -> Hints:
@@ -127,7 +125,11 @@ def _with_kernel(hints: Hints, value: str | None) -> Hints:
 
 
 def _one_of(header: str, value: str, allowed: list[str] | tuple[str, ...]) -> str:
-    plain = value.lower().replace("_", "-")
+    plain = _plain(value)
     if plain not in allowed:
         raise ConfigError(header, value, f"write one of: {', '.join(allowed)}")
     return plain
+
+
+def _plain(word: str) -> str:
+    return word.lower().replace("_", "-")

@@ -12,7 +12,6 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from zerolayer.core.errors import EngineError
 from zerolayer.core.outcome import Outcome
-from zerolayer.dispatch.asked import asked
 from zerolayer.engines.fleet import Fleet
 from zerolayer.engines.port import PortClient
 from zerolayer.engines.supervisor import LiveEngine
@@ -50,7 +49,7 @@ class FleetClient(EngineCoreClient):
         else:
             tokens = request.prompt_embeds.shape[0] if request.prompt_embeds is not None else 0
         spent_ns = await self._driver.add(
-            request.request_id, request, tokens, by_prefill, asked.get()
+            request.request_id, request, tokens, by_prefill, self._fleet.placing.wishes()
         )
         dispatch_time_ms.set(spent_ns / 1e6)
 

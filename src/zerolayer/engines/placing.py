@@ -3,9 +3,9 @@
 import random
 from typing import TYPE_CHECKING
 
-from zerolayer.core.fleet_state import FleetState
+from zerolayer.core.fleet_state import FleetState, Ints
 from zerolayer.core.outcome import Outcome
-from zerolayer.dispatch.asked import asked
+from zerolayer.dispatch.asked import Asked, asked
 from zerolayer.dispatch.choices import Admission, PlacementChoices
 from zerolayer.dispatch.drain_rule import DrainRule
 from zerolayer.dispatch.heat import heat_of
@@ -31,25 +31,34 @@ class Placing:
         self._judge = ZeroLayer()
         self._drain = DrainRule(engines, choices.drain)
         self._next_ns = 0
-        self._domains_of = 0  # slots whose domain is set
+        self._labels = choices.labels
+        self._domains_in: Ints | None = None  # the array that has them; a resize makes a new one
 
     def tick(self, driver: "FleetDriver", now_ns: int) -> None:
-        """Once every `EVERY_NS`: forecast, drain rule, domains of slots that are new."""
+        """Domains of slots that are new; once every `EVERY_NS` also forecast and drain rule."""
+        fleet = driver.fleet
+        self.set_domains(fleet)
         if now_ns < self._next_ns:
             return
         self._next_ns = now_ns + EVERY_NS
-        fleet = driver.fleet
-        self.set_domains(fleet)
         self.outlook.refresh(now_ns, fleet, driver.placed_streams())
         self._sample(fleet)
 
     def set_domains(self, fleet: FleetState) -> None:
         """Give each slot the operator's domain, also those that were added later."""
-        if self._domains_of == fleet.engines:
+        if self._domains_in is fleet.domain:
             return
         for slot in range(fleet.engines):
             fleet.set_domain(slot, self.choices.domain_of(slot))
-        self._domains_of = fleet.engines
+        self._domains_in = fleet.domain
+
+    def wishes(self) -> Asked | None:
+        """What the request that the current task serves asks of its placement, in terms of these
+        domains; None outside of one."""
+        wishes = asked.get()
+        if wishes is not None:
+            wishes.labels = self._labels
+        return wishes
 
     def refused_for_s(self, driver: "FleetDriver") -> float | None:
         """Seconds after which a request may be let in that must be refused now, or None.

@@ -44,6 +44,7 @@ def engine_placement(fleet: "Fleet", slot: int, heat: Heat) -> dict[str, Any]:
     load, run = fleet.driver.fleet, float(fleet.driver.fleet.free_run_tokens[slot])
     return {
         "domain": int(load.domain[slot]),
+        "labels": list(fleet.placing.choices.labels_of(slot)),
         "hot": bool(load.hot[slot]),
         "utilisation": _rounded(float(heat.util[slot])),
         "forecast_util": [_rounded(float(value)) for value in load.forecast_util[slot]],

@@ -1,4 +1,5 @@
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -6,16 +7,17 @@ from typer.testing import CliRunner
 
 from zerolayer.cli import domains as command
 from zerolayer.cli.main import app
-from zerolayer.dispatch.choices import parse_domains
+from zerolayer.dispatch.choices import Domain, parse_domains
 
 runner = CliRunner()
 
 
-def status(*steps_ms: float | None) -> dict[str, Any]:
+def status(*steps_ms: float | None, labels: Sequence[str] = ()) -> dict[str, Any]:
+    named = [*labels, *[""] * (len(steps_ms) - len(labels))]
     return {
         "engines": [
-            {"id": f"e{slot}", "domain": 0, "reference_step_ms": step}
-            for slot, step in enumerate(steps_ms)
+            {"id": f"e{slot}", "domain": 0, "reference_step_ms": step, "labels": own.split()}
+            for slot, (step, own) in enumerate(zip(steps_ms, named, strict=True))
         ],
         "placement": {"device": "NVIDIA H200"},
     }
@@ -33,7 +35,7 @@ def test_a_slow_engine_is_proposed_apart_in_words_that_serve_takes(
     result = shown(monkeypatch, status(10.0, 13.0, 10.2), "--json")
     found = json.loads(result.stdout)
     assert found["option"] == "0,2;1"
-    assert parse_domains(found["option"]) == ((0, 2), (1,))
+    assert parse_domains(found["option"]) == (Domain((0, 2)), Domain((1,)))
     assert [engine["slower_than_best"] for engine in found["engines"]] == [0.0, 0.3, 0.02]
     text = shown(monkeypatch, status(10.0, 13.0, 10.2)).stdout
     assert 'proposal: --domains "0,2;1"' in text
@@ -43,6 +45,20 @@ def test_a_slow_engine_is_proposed_apart_in_words_that_serve_takes(
 def test_equal_engines_are_one_domain(monkeypatch: pytest.MonkeyPatch) -> None:
     result = shown(monkeypatch, status(10.0, 10.4))
     assert "proposal: one domain" in result.stdout
+
+
+def test_labels_are_shown_and_a_proposal_keeps_them_apart_and_on_their_engines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = status(10.0, 10.0, 13.0, 10.0, labels=("fp8 cheap", "", "fp8 cheap", "fp8 cheap"))
+    result = shown(monkeypatch, now)
+    assert "labels" in result.stdout
+    assert "fp8+cheap" in result.stdout
+    assert 'proposal: --domains "fp8+cheap=0,3;1;fp8+cheap=2"' in result.stdout
+    found = json.loads(shown(monkeypatch, now, "--json").stdout)
+    assert found["engines"][0]["labels"] == ["fp8", "cheap"]
+    alike = json.loads(shown(monkeypatch, status(10.0, labels=("fp8",)), "--json").stdout)
+    assert alike["option"] == "fp8=0"
 
 
 def test_an_engine_that_was_not_measured_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from zerolayer.cli.main import app
 from zerolayer.cli.packaged import PACKAGED_NAME
 from zerolayer.cli.parsing import split_at_dashes
 from zerolayer.core.errors import ConfigError, EngineError
-from zerolayer.dispatch.choices import Admission
+from zerolayer.dispatch.choices import Admission, Domain
 
 runner = CliRunner()
 
@@ -70,12 +70,12 @@ def test_what_is_chosen_about_placement_reaches_the_server(served: list[Any], mo
     result = runner.invoke(
         app,
         ["serve", model, "--port", str(free_port()), "--policy", "least_requests", "--admission",
-         "reject", "--domains", "0;1,2", "--drain-gpu-percent", "80", "--drain-samples", "5"],
+         "reject", "--domains", "cheap=0;1,2", "--drain-gpu-percent", "80", "--drain-samples", "5"],
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     placement = served[0].placement
     assert (placement.policy, placement.admission) == ("least_requests", Admission.REJECT)
-    assert placement.domains == ((0,), (1, 2))
+    assert placement.domains == (Domain((0,), ("cheap",)), Domain((1, 2)))
     assert (placement.drain.util_over, placement.drain.mem_over) == (0.8, 0.95)
     assert placement.drain.samples == 5
 
@@ -85,6 +85,7 @@ def test_what_is_chosen_about_placement_reaches_the_server(served: list[Any], mo
     [
         (["--policy", "fastest"], "least_requests"),
         (["--domains", "0;7"], "slots 0 to 1"),
+        (["--domains", "FP8=0;1"], "FP8"),
         (["--drain-gpu-percent", "200"], "--drain-gpu-percent"),
     ],
 )

@@ -9,6 +9,7 @@ ROWS = st.builds(
     device=st.sampled_from(["H200", "L4"]),
     link_generation=st.none() | st.integers(4, 5),
     speed=st.none() | st.floats(0.5, 2.0),
+    labels=st.sampled_from([(), ("fp8",), ("fp8", "cheap")]),
 )
 
 
@@ -20,7 +21,7 @@ def test_a_domain_is_equal_hardware_within_the_spread(census: list[CensusRow]) -
         rows = [
             row for row, number in zip(census, proposal.domains, strict=True) if number == domain
         ]
-        assert len({(row.device, row.link_generation) for row in rows}) == 1
+        assert len({(row.device, row.link_generation, row.labels) for row in rows}) == 1
         speeds = [row.speed for row in rows if row.speed]
         assert not speeds or max(speeds) / min(speeds) <= 1.0 + SPREAD_MAX + 1e-9
 

@@ -6,19 +6,13 @@ from zerolayer.core.errors import ConfigError
 from zerolayer.dispatch.policies import PlacementRequest
 from zerolayer.dispatch.policies.base import Preference
 from zerolayer.dispatch.preference import (
-    DomainTraits,
     Hints,
     KernelHint,
     apply_hints,
     hints_from_headers,
 )
 
-TRAITS = {
-    0: DomainTraits("bf16", "llama"),
-    1: DomainTraits("fp8", "llama"),
-    2: DomainTraits("fp8", "qwen"),
-    3: DomainTraits(),
-}
+LABELS = {0: ("bf16", "llama"), 1: ("fp8", "llama"), 2: ("qwen_3", "fp8"), 3: ("cheap",)}
 
 
 @pytest.mark.parametrize("preference", list(Preference))
@@ -31,7 +25,7 @@ def test_each_preference_has_its_header_value(header: str, preference: Preferenc
 def test_without_headers_nothing_is_asked() -> None:
     assert hints_from_headers({"accept": "text/event-stream"}) == Hints()
     request = PlacementRequest(10)
-    assert apply_hints(request, Hints(), TRAITS) == request
+    assert apply_hints(request, Hints(), LABELS) == request
 
 
 @pytest.mark.parametrize(
@@ -78,6 +72,7 @@ def test_an_unknown_value_is_refused_with_all_values_that_are_allowed(
 
 def test_a_model_hint_is_any_short_name() -> None:
     assert hints_from_headers({"x-model-hint": "Qwen/Qwen3-8B"}).model == "Qwen/Qwen3-8B"
+    assert hints_from_headers({"x-model-hint": "Auto"}) == Hints()
     for wrong in ("", "x" * 257):
         with pytest.raises(ConfigError, match="x-model-hint"):
             hints_from_headers({"x-model-hint": wrong})
@@ -89,14 +84,19 @@ def test_a_model_hint_is_any_short_name() -> None:
         ("fp8", None, {1, 2}),
         (None, "llama", {0, 1}),
         ("fp8", "llama", {1}),
-        ("bf16", "qwen", {2}),  # the model decides where none has both
+        ("bf16", "qwen-3", {2}),  # the model decides where none has both
+        ("FP8", "Cheap", {3}),
+        ("fp8", "mistral", {1, 2}),
         ("int4", None, set()),
+        (None, "mistral", set()),
         ("auto", None, set()),
+        (None, "auto", set()),
+        ("auto", "llama", {0, 1}),
     ],
 )
-def test_hints_prefer_the_domains_that_match_as_far_as_known(
+def test_hints_prefer_the_domains_that_have_such_a_label(
     precision: str | None, model: str | None, domains: set[int]
 ) -> None:
     headers = {"x-precision-preference": precision, "x-model-hint": model}
     hints = hints_from_headers({name: value for name, value in headers.items() if value})
-    assert apply_hints(PlacementRequest(10), hints, TRAITS).preferred_domains == domains
+    assert apply_hints(PlacementRequest(10), hints, LABELS).preferred_domains == domains

@@ -52,7 +52,7 @@ def fleet_of(runtime: RuntimeDir, tmp_path: Path, choices: PlacementChoices) -> 
 async def test_a_tick_fills_the_heat_map_and_the_status_for_everyone_to_see(
     runtime: RuntimeDir, tmp_path: Path
 ) -> None:
-    with fleet_of(runtime, tmp_path, PlacementChoices(domains=parse_domains("0,1"))) as fleet:
+    with fleet_of(runtime, tmp_path, PlacementChoices(domains=parse_domains("fp8=0,1"))) as fleet:
         await ticks(fleet, runtime)
 
 
@@ -69,6 +69,7 @@ async def ticks(fleet: Any, runtime: RuntimeDir) -> None:
     status = json.loads(json.dumps(status_of(fleet), allow_nan=False))
     assert status["placement"]["policy"] == "zerolayer"
     assert [engine["domain"] for engine in status["engines"]] == [0, 0, 1]
+    assert [engine["labels"] for engine in status["engines"]] == [["fp8"], ["fp8"], []]
     assert status["engines"][0]["entropy_share"] == pytest.approx(
         rows[0]["entropy_score"], abs=1e-4
     )

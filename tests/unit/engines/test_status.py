@@ -24,7 +24,7 @@ FIELDS = {
 ENGINE_FIELDS = {
     "id", "slot", "state", "incarnation", "core_pid", "worker_pids", "streams", "running",
     "waiting", "kv_used_percent", "expected_step_ms", "restarts", "last_fault", "up_since",
-    "missing_capacity_s", "snapshots", "domain", "hot", "utilisation", "forecast_util",
+    "missing_capacity_s", "snapshots", "domain", "labels", "hot", "utilisation", "forecast_util",
     "forecast_mem", "entropy_share", "tokens_per_s", "free_run_tokens", "fragmentation", "link_use",
     "step_error", "reference_step_ms", "step_model_s", "demand",
 }  # fmt: skip
