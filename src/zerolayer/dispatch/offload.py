@@ -6,8 +6,8 @@ An engine gives streams away when one of these holds:
   is no reason: it gets KV when there is some, and is over sooner than a move pays;
 - *slow*: for `slow_for_s` a step has taken `slow_factor` times longer there than it would, with one
   stream more, on the median of the other engines (a slow card, a throttled core). What makes all
-  slower together is no reason, nor what an engine waits for cores: who has them is the machine's
-  affair, and the step times that the planner is given are without it.
+  slower together is no reason. Nor is what an engine waits for cores, as who has them may change
+  at any moment: it is left out where streams would leave, and counts where they would come to.
 
 What a stream weighs, as in `request_cost`:
     utilisation: 1 / n_max, `request_cost.decode_places`
@@ -98,6 +98,19 @@ class PlannedMove:
     """`offload: hot` or `offload: slow`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What is known of speed: of the engines, one number each, and of moves."""
+
+    step_s: Floats
+    """Seconds of a step with the streams that the engine has, without prefill, as streams see it.
+    """
+    own_s: Floats
+    """The same without waiting for cores that others have."""
+    silence_s: float = SILENCE_S
+    """How long a moved stream is silent, in seconds."""
+
+
 @dataclass(slots=True)
 class _Load:
     """What is expected of each engine; changed as moves are planned."""
@@ -110,6 +123,7 @@ class _Load:
     """Share of its KV that they will take at the horizon."""
     mem: Floats
     step_s: Floats
+    own_s: Floats
     util_each: Floats
     """What one stream adds to `util`."""
     kv_tokens: Floats
@@ -122,14 +136,15 @@ class _Load:
     """Of a stream that moves."""
 
     @classmethod
-    def of(cls, fleet: FleetState, step_s: Floats, silence_s: float = SILENCE_S) -> "_Load":
+    def of(cls, fleet: FleetState, pace: Pace) -> "_Load":
         util_each = 1.0 / decode_places(fleet)
         return cls(
             util=fleet.forecast_util.max(axis=1),
             decoding=(fleet.running_requests - fleet.waiting_requests) * util_each,
-            growing=_growing(fleet, step_s),
+            growing=_growing(fleet, pace.step_s),
             mem=fleet.forecast_mem.max(axis=1),
-            step_s=step_s.copy(),
+            step_s=pace.step_s.copy(),
+            own_s=pace.own_s.copy(),
             util_each=util_each,
             kv_tokens=fleet.kv_tokens,
             decode_s=fleet.decode_s_per_request,
@@ -137,7 +152,7 @@ class _Load:
             streams=fleet.running_requests,
             usual_context=fleet.running_tokens
             / np.maximum(1.0, fleet.running_requests - fleet.waiting_requests),
-            silence_s=silence_s,
+            silence_s=pace.silence_s,
         )
 
     def after(self, stream: RunningStream) -> tuple[Floats, Floats, Floats]:
@@ -165,10 +180,10 @@ class _Load:
         self.mem[target] += tokens / self.kv_tokens[target]
         self.growing[target] += tokens / self.kv_tokens[target]
         lighter_s = self.decode_s[source] + stream.context_tokens * self.context_s[source]
-        self.step_s[source] -= min(lighter_s, self.step_s[source] / 2)
-        self.step_s[target] += (
-            self.decode_s[target] + stream.context_tokens * self.context_s[target]
-        )
+        heavier_s = self.decode_s[target] + stream.context_tokens * self.context_s[target]
+        for seconds in (self.step_s, self.own_s):
+            seconds[source] -= min(lighter_s, seconds[source] / 2)
+            seconds[target] += heavier_s
 
 
 @dataclass
@@ -181,32 +196,23 @@ class OffloadPlanner:
     _pairs_ns: dict[tuple[int, int], int] = field(default_factory=dict)
     _slow_since_ns: dict[int, int] = field(default_factory=dict)
 
-    def sources(self, now_ns: int, fleet: FleetState, step_s: Floats) -> list[int]:
+    def sources(self, now_ns: int, fleet: FleetState, pace: Pace) -> list[int]:
         """Engines that give streams away now, the fullest first. Call it at every look: it is how
-        the planner knows for how long an engine has been slow.
-
-        `step_s`: seconds of a step of each engine with the streams that it has, without prefill.
-        """
+        the planner knows for how long an engine has been slow."""
         self._forget(now_ns)
-        load = _Load.of(fleet, step_s)
+        load = _Load.of(fleet, pace)
         slow = self._slow(now_ns, fleet, load, _open(fleet))
         return [e for e in _fullest_first(fleet, load) if self._reason(load, e, e in slow)]
 
     def plan(
-        self,
-        now_ns: int,
-        fleet: FleetState,
-        step_s: Floats,
-        streams: Sequence[RunningStream],
-        silence_s: float = SILENCE_S,
+        self, now_ns: int, fleet: FleetState, pace: Pace, streams: Sequence[RunningStream]
     ) -> list[PlannedMove]:
         """The moves to make now, in order; they count as made. The same input, the same plan.
 
-        `streams`: at least those of `sources`. `silence_s`: how long a moved stream is silent, in
-        seconds.
+        `streams`: at least those of `sources`.
         """
         self._forget(now_ns)
-        load, targets = _Load.of(fleet, step_s, silence_s), _open(fleet)
+        load, targets = _Load.of(fleet, pace), _open(fleet)
         slow = self._slow(now_ns, fleet, load, targets)
         moves: list[PlannedMove] = []
         for source in _fullest_first(fleet, load):
@@ -235,7 +241,7 @@ class OffloadPlanner:
             others = _peers(fleet, engine, targets)
             after_s = load.step_s + load.decode_s + load.usual_context[engine] * load.context_s
             usual_s = float(np.median(after_s[others])) if others.any() else np.inf
-            if load.step_s[engine] <= self.settings.slow_factor * usual_s:
+            if load.own_s[engine] <= self.settings.slow_factor * usual_s:
                 self._slow_since_ns.pop(engine, None)
                 continue
             since_ns = self._slow_since_ns.setdefault(engine, now_ns)
@@ -274,9 +280,9 @@ class OffloadPlanner:
             fits &= badness < load.peak(source) - settings.margin
         else:
             badness = step_s
-            fits &= settings.slow_factor * step_s < load.step_s[source]
+            fits &= settings.slow_factor * step_s < load.own_s[source]
             cost_s = settings.load_s_per_token * stream.context_tokens * (1.0 + load.streams)
-            gain_s = stream.rest_tokens * (load.step_s[source] - step_s)
+            gain_s = stream.rest_tokens * (load.own_s[source] - step_s)
             least_s = max(settings.gain_s_min, settings.gain_per_silence * load.silence_s)
             fits &= gain_s >= least_s + cost_s
         if not fits.any():

@@ -5,9 +5,10 @@ Documentation/scheduler/sched-stats.rst). A wait is added there when it ends. So
 whose three numbers stand still is waiting now, and the time between two looks counts at once.
 
 The threads of a step wait for each other: what one of them waits, the step waits. Between two looks
-the longest wait of a thread counts, less what another thread ran meanwhile, as the step went on.
+their waits are added up, but a step waits for at most the time in which the busiest did not run.
 
-Only the threads that compute are looked at: an engine has some sixty, most of which sleep.
+Only those that compute are looked at, and the first thread of each process, which runs little but
+begins and ends each step: an engine has some sixty threads, most of which sleep.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from pathlib import Path
 COMPUTING_SHARE = 0.1
 """A thread that ran this share of what the busiest ran is one of those that compute."""
 THREADS_MAX = 8
-"""Looked at of each engine; the threads of a step get on alike."""
+"""Of those that compute; they get on alike."""
 CHOOSE_EVERY_NS = 2_000_000_000
 CHOOSE_RAN_NS = 20_000_000
 """Where the busiest ran less since the last choice, the choice stands: the engine was idle."""
@@ -78,6 +79,7 @@ class CoreWaits:
 
     def __init__(self, pids: Sequence[int], proc: Path = _PROC) -> None:
         self._tasks = [f"{proc}/{pid}/task" for pid in pids]
+        self._first = [f"{proc}/{pid}/task/{pid}" for pid in pids]
         self._threads: dict[str, _Thread] = {}
         self._ran_ns: dict[str, int] = {}
         self._looked_ns: int | None = None
@@ -89,7 +91,7 @@ class CoreWaits:
         kernel does not tell."""
         passed_ns = now_ns - (self._looked_ns if self._looked_ns is not None else now_ns)
         self._looked_ns = now_ns
-        ran_max = waited_max = 0
+        ran_max = waited_sum = 0
         for folder, thread in list(self._threads.items()):
             try:
                 ran, waited = thread.look(passed_ns)
@@ -97,8 +99,8 @@ class CoreWaits:
                 thread.close()
                 del self._threads[folder]
                 continue
-            ran_max, waited_max = max(ran_max, ran), max(waited_max, waited)
-        self._waited_ns += min(waited_max, max(0, passed_ns - ran_max))
+            ran_max, waited_sum = max(ran_max, ran), waited_sum + waited
+        self._waited_ns += min(waited_sum, max(0, passed_ns - ran_max))
         if now_ns >= self._choose_ns:
             self._choose_ns = now_ns + CHOOSE_EVERY_NS
             self._choose()
@@ -118,8 +120,9 @@ class CoreWaits:
         if self._threads and busiest < CHOOSE_RAN_NS:
             return
         computing = [each for each, ns in ran.items() if ns and ns >= COMPUTING_SHARE * busiest]
-        chosen = sorted(computing, key=lambda each: (-ran[each], each))[:THREADS_MAX]
-        for folder in self._threads.keys() - set(chosen):
+        computing.sort(key=lambda each: (-ran[each], each))
+        chosen = dict.fromkeys(self._first + computing[:THREADS_MAX])
+        for folder in self._threads.keys() - chosen.keys():
             self._threads.pop(folder).close()
         for folder in chosen:
             if folder not in self._threads:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zerolayer.core.fleet_state import Floats
-from zerolayer.dispatch.offload import OffloadPlanner, RunningStream, usual_silence_s
+from zerolayer.dispatch.offload import OffloadPlanner, Pace, RunningStream, usual_silence_s
 from zerolayer.stitch.driver import Owned
 
 if TYPE_CHECKING:
@@ -31,30 +31,29 @@ class Offloading:
 
     async def look(self) -> int:
         """One look at the fleet; returns how many streams were moved."""
-        fleet, step_s = self._fleet.driver.fleet, self._step_s()
+        fleet, pace = self._fleet.driver.fleet, self._pace()
         now_ns = self._fleet.clock.monotonic_ns()
-        sources = self._planner.sources(now_ns, fleet, step_s)
-        if not sources:
-            return 0
+        sources = self._planner.sources(now_ns, fleet, pace)
         streams = [stream for source in sources for stream in self._streams(source)]
-        silence_s = usual_silence_s(self._fleet.driver.silences_s())
         moved = 0
-        for move in self._planner.plan(now_ns, fleet, step_s, streams, silence_s):
+        for move in self._planner.plan(now_ns, fleet, pace, streams):
             reply = await self._fleet.driver.move_streams(
                 move.source, [move.stream_id], move.reason, move.target
             )
             moved += len(reply.moved)
         return moved
 
-    def _step_s(self) -> Floats:
-        """Seconds of a step of each engine with the streams that it has.
-
-        What an idle engine took when the box was quiet says nothing of now: until it has streams,
-        it is taken to be as slow as the slowest that has.
-        """
+    def _pace(self) -> Pace:
         fleet, watch = self._fleet.driver.fleet, self._fleet.watch
         assert watch is not None
-        step_s = np.array([watch.decode_step_s(slot) for slot in range(fleet.engines)])
+        times = np.array([watch.decode_step_s(slot) for slot in range(fleet.engines)])
+        step_s, own_s = (self._with_idle(seconds) for seconds in times.T)
+        return Pace(step_s, own_s, usual_silence_s(self._fleet.driver.silences_s()))
+
+    def _with_idle(self, step_s: Floats) -> Floats:
+        """What an idle engine took when the box was quiet says nothing of now: until it has
+        streams, it is taken to be as slow as the slowest that has."""
+        fleet = self._fleet.driver.fleet
         decodes = fleet.running_requests > fleet.waiting_requests
         if decodes.any():
             step_s[~decodes] = step_s[decodes].max()

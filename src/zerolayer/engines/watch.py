@@ -120,12 +120,13 @@ class FleetWatch:
         """How far the slot's predicted step times were off lately."""
         return self._costs[slot].error_percentiles()
 
-    def decode_step_s(self, slot: int) -> float:
-        """What a step without prefill takes with the streams that decode there, in seconds, when
-        nobody else wants its cores: another engine that shares them is no faster for that."""
+    def decode_step_s(self, slot: int) -> tuple[float, float]:
+        """What a step without prefill takes with the streams that decode there, in seconds: as they
+        see it, and without what the engine waits for cores."""
         load = self._fleet.driver.fleet
         decoding = int(load.running_requests[slot] - load.waiting_requests[slot])
-        return self._own_costs[slot].expected_s(0, decoding, int(load.running_tokens[slot]))
+        work = (0, decoding, int(load.running_tokens[slot]))
+        return self._costs[slot].expected_s(*work), self._own_costs[slot].expected_s(*work)
 
     def noted_output(self, slot: int) -> None:
         """An output of this engine has just come."""

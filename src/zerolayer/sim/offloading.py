@@ -1,6 +1,6 @@
 """Proactive moves in simulation: the planner of `dispatch.offload`, looked at as often as live."""
 
-from zerolayer.dispatch.offload import OffloadPlanner, RunningStream, usual_silence_s
+from zerolayer.dispatch.offload import OffloadPlanner, Pace, RunningStream, usual_silence_s
 from zerolayer.sim.fleet import EventKind, SimFleet, run_now
 
 LOOK_EVERY_S = 0.25
@@ -22,11 +22,11 @@ class Offloading:
         fleet, driver = self._fleet, self._driver
         fleet.refresh()
         now_ns, step_s = fleet.clock.monotonic_ns(), fleet.reports.decode_step_s()
-        sources = self._planner.sources(now_ns, driver.fleet, step_s)
+        pace = Pace(step_s, step_s, usual_silence_s(driver.silences_s()))
+        sources = self._planner.sources(now_ns, driver.fleet, pace)
         if sources:
             streams = [stream for slot in sources for stream in self._streams(slot)]
-            silence_s = usual_silence_s(driver.silences_s())
-            for move in self._planner.plan(now_ns, driver.fleet, step_s, streams, silence_s):
+            for move in self._planner.plan(now_ns, driver.fleet, pace, streams):
                 fleet.engines[move.source].let_go(fleet.now)
                 fleet.hand_over(move.source)
                 run_now(

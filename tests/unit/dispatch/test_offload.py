@@ -12,6 +12,7 @@ from zerolayer.dispatch.offload import (
     SILENCE_S,
     OffloadPlanner,
     OffloadSettings,
+    Pace,
     PlannedMove,
     RunningStream,
     usual_silence_s,
@@ -31,6 +32,8 @@ class Floor:
     planner: OffloadPlanner = field(default_factory=lambda: OffloadPlanner(SETTINGS))
     log: list[tuple[int, PlannedMove]] = field(default_factory=list)
     silence_s: float = SILENCE_S
+    own: float = 1.0
+    """Share of a step that is not a wait for cores."""
 
     def refresh(self) -> None:
         self.fleet.running_requests[:] = self.fleet.running_tokens[:] = 0.0
@@ -48,9 +51,10 @@ class Floor:
     def step(self, now_ns: int) -> list[PlannedMove]:
         self.refresh()
         step_s = self.fleet.expected_step_s
-        sources = self.planner.sources(now_ns, self.fleet, step_s)
+        pace = Pace(step_s, self.own * step_s, self.silence_s)
+        sources = self.planner.sources(now_ns, self.fleet, pace)
         streams = [s for s in self.streams.values() if s.engine in sources]
-        moves = self.planner.plan(now_ns, self.fleet, step_s, streams, self.silence_s)
+        moves = self.planner.plan(now_ns, self.fleet, pace, streams)
         for move in moves:
             old = self.streams[move.stream_id]
             assert old.engine == move.source
@@ -192,6 +196,18 @@ def test_what_makes_all_engines_slower_together_moves_nobody(factor: float) -> N
         if tick == 8:
             floor.fleet.expected_step_s *= factor
         assert floor.step(SECOND + tick * SECOND // 4) == []
+
+
+@pytest.mark.parametrize(("own", "moves"), [(1.0, True), (0.8, True), (0.3, False)])
+def test_an_engine_is_slow_by_what_it_takes_itself_against_what_streams_see_elsewhere(
+    own: float, moves: bool
+) -> None:
+    floor = make(on_first=3)
+    floor.own = own
+    floor.fleet.expected_step_s[:] = (0.15, 0.05)
+    for tick in range(12):
+        floor.step(SECOND + tick * SECOND // 4)
+    assert bool(floor.log) is moves
 
 
 def test_one_engine_that_is_faster_than_all_makes_none_of_them_slow() -> None:

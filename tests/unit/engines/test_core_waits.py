@@ -56,16 +56,17 @@ def test_a_thread_that_does_not_want_a_core_waits_for_none(proc: FakeProc, state
     assert waits.look(1_000 * MS) == 0
 
 
-def test_of_two_threads_of_a_step_the_longer_wait_counts_less_what_the_other_ran(
-    proc: FakeProc,
+@pytest.mark.parametrize(("ran_ms", "waited_ms"), [(4, 10), (9, 6)])
+def test_the_waits_of_two_threads_add_up_to_at_most_what_the_busier_did_not_run(
+    proc: FakeProc, ran_ms: int, waited_ms: int
 ) -> None:
     proc.thread(1, 100, 0, 1)
     proc.thread(2, 90, 0, 1)
     waits = CoreWaits([PID], proc.root)
     waits.look(0)
-    proc.thread(1, 112, 3, 2)
-    proc.thread(2, 95, 10, 2)
-    assert waits.look(15 * MS) == 3 * MS
+    proc.thread(1, 100 + ran_ms, 3, 2)
+    proc.thread(2, 92, 7, 2)
+    assert waits.look(15 * MS) == waited_ms * MS
 
 
 def test_threads_that_compute_nothing_do_not_count(proc: FakeProc) -> None:
@@ -75,6 +76,15 @@ def test_threads_that_compute_nothing_do_not_count(proc: FakeProc) -> None:
     waits.look(0)
     proc.thread(2, 10, 900, 5)
     assert waits.look(1_000 * MS) == 0
+
+
+def test_the_first_thread_counts_though_it_runs_little(proc: FakeProc) -> None:
+    proc.thread(PID, 1, 0, 1)
+    proc.thread(8, 1_000, 0, 1)
+    waits = CoreWaits([PID], proc.root)
+    waits.look(0)
+    proc.thread(PID, 2, 900, 5)
+    assert waits.look(1_000 * MS) == 900 * MS
 
 
 def test_who_computes_is_looked_up_again_and_again(proc: FakeProc) -> None:
@@ -88,11 +98,12 @@ def test_who_computes_is_looked_up_again_and_again(proc: FakeProc) -> None:
 
 
 def test_the_number_of_descriptors_is_bounded_and_they_are_given_back(proc: FakeProc) -> None:
-    for tid in range(3 * THREADS_MAX):
+    proc.thread(PID, 1, 0, 1)
+    for tid in range(PID + 1, PID + 3 * THREADS_MAX):
         proc.thread(tid, 100, 0, 1)
     waits = CoreWaits([PID], proc.root)
     waits.look(0)
-    assert len(waits._threads) == THREADS_MAX
+    assert len(waits._threads) == THREADS_MAX + 1  # and the first one
     waits.close()
     assert not waits._threads
 

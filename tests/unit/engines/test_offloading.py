@@ -14,11 +14,14 @@ SECOND = 10**9
 class FakeWatch:
     """Step times as the watch has learned them."""
 
+    own = 1.0
+    """Share of a step that is not a wait for cores."""
+
     def __init__(self, *step_s: float) -> None:
         self._step_s = step_s
 
-    def decode_step_s(self, slot: int) -> float:
-        return self._step_s[slot]
+    def decode_step_s(self, slot: int) -> tuple[float, float]:
+        return self._step_s[slot], self.own * self._step_s[slot]
 
 
 async def offloading(*step_s: float, beside: int = 1) -> tuple[FakeFleet, Offloading]:
@@ -49,6 +52,12 @@ async def test_streams_leave_an_engine_that_is_much_slower_than_another() -> Non
     fleet.give_tokens()
     assert {record.reason for record in fleet.driver.recent_moves} == {"offload: slow"}
     assert fleet.driver.totals.moves_on_purpose == 4
+
+
+async def test_an_engine_that_is_slow_for_want_of_cores_keeps_its_streams() -> None:
+    _fleet, job = await offloading(0.2, 0.05)
+    job._fleet.watch.own = 0.4  # type: ignore[union-attr]
+    assert await job.look() == 0
 
 
 async def test_an_idle_engine_is_not_known_to_be_faster() -> None:
