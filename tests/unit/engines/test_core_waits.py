@@ -56,8 +56,8 @@ def test_a_thread_that_does_not_want_a_core_waits_for_none(proc: FakeProc, state
     assert waits.look(1_000 * MS) == 0
 
 
-@pytest.mark.parametrize(("ran_ms", "waited_ms"), [(4, 10), (9, 6)])
-def test_the_waits_of_two_threads_add_up_to_at_most_what_the_busier_did_not_run(
+@pytest.mark.parametrize(("ran_ms", "waited_ms"), [(4, 10), (6, 9), (12, 7)])
+def test_waits_of_two_threads_add_up_as_far_as_none_ran_and_the_longest_counts_in_full(
     proc: FakeProc, ran_ms: int, waited_ms: int
 ) -> None:
     proc.thread(1, 100, 0, 1)
@@ -67,6 +67,17 @@ def test_the_waits_of_two_threads_add_up_to_at_most_what_the_busier_did_not_run(
     proc.thread(1, 100 + ran_ms, 3, 2)
     proc.thread(2, 92, 7, 2)
     assert waits.look(15 * MS) == waited_ms * MS
+
+
+def test_a_thread_that_gets_no_core_while_another_spins_for_it_counts(proc: FakeProc) -> None:
+    proc.thread(1, 100, 0, 1)
+    proc.thread(2, 100, 0, 1)
+    waits = CoreWaits([PID], proc.root)
+    waits.look(0)
+    for tick in range(1, 11):
+        proc.thread(1, 100, 0, 1, "R")
+        proc.thread(2, 100 + 15 * tick, 0, 1, "R")
+        assert waits.look(15 * tick * MS) == 15 * tick * MS
 
 
 def test_threads_that_compute_nothing_do_not_count(proc: FakeProc) -> None:
