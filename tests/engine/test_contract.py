@@ -123,6 +123,8 @@ FIELDS = (
          "engines/snapshot_scheduler.py"),
     part("config.cache:CacheConfig", "block_size num_gpu_blocks enable_prefix_caching",
          "engines/prefixes.py knows how much an engine can hold"),
+    part("config.parallel:ParallelConfig", "assigned_physical_gpu_ids world_size",
+         "engines/counters.py knows which GPUs an engine has"),
     part("sampling_params:SamplingParams", "skip_reading_prefix_cache", "engines/prefixes.py"),
     part("pooling_params:PoolingParams", "skip_reading_prefix_cache", "engines/prefixes.py"),
     part("v1.kv_cache_interface:KVCacheConfig", "kv_cache_groups num_blocks",

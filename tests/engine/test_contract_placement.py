@@ -1,7 +1,9 @@
 """What placement and the memory picture touch of vLLM's inside; see `test_contract`."""
 
 import asyncio
+import inspect
 from http import HTTPStatus
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +13,8 @@ from tests.engine.test_contract import found, source
 from zerolayer.dispatch.asked import Asked, asked
 from zerolayer.dispatch.policies.base import Decision, Preference
 from zerolayer.dispatch.preference import Hints
-from zerolayer.engines import free_map
+from zerolayer.engines import free_map, nvml
+from zerolayer.engines.counters import CHOSEN_GPUS
 
 ANSWERS = (
     "entrypoints.openai.chat_completion.serving:OpenAIServingChat",
@@ -101,3 +104,45 @@ def test_the_map_of_free_blocks_is_what_vllms_own_pool_says() -> None:
         "vLLM's BlockPool changes its free list in a way that engines/free_map.py does not follow"
     )
     assert map_.longest_run() == 64 - 1 - len(first) - len(second)
+
+
+# -- counters of the GPU --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", nvml.NAMES)
+def test_vllms_copy_of_nvml_has_every_name_that_we_use(name: str) -> None:
+    found(f"third_party.pynvml:{name}", "engines/nvml.py reads GPU counters with it")
+
+
+def test_vllms_copy_of_nvml_takes_and_gives_what_we_pass_and_read() -> None:
+    needed_by = "engines/nvml.py"
+    passed = {
+        "nvmlDeviceGetHandleByIndex": 1, "nvmlDeviceGetHandleByUUID": 1,
+        "nvmlDeviceGetUtilizationRates": 1, "nvmlDeviceGetComputeRunningProcesses_v3": 1,
+        "nvmlDeviceGetProcessUtilization": 2, "nvmlDeviceGetPcieThroughput": 2,
+    }  # fmt: skip
+    for name, count in passed.items():
+        taken = inspect.signature(found(f"third_party.pynvml:{name}", needed_by)).parameters
+        assert len(taken) == count, f"vLLM's {name} takes {list(taken)} now; {needed_by} calls it"
+    read = {
+        "c_nvmlUtilization_t": {"gpu"},
+        "c_nvmlProcessUtilizationSample_t": {"pid", "timeStamp", "smUtil"},
+        "c_nvmlProcessInfo_v3_t": {"pid", "usedGpuMemory"},
+    }
+    for name, fields in read.items():
+        given = {field[0] for field in found(f"third_party.pynvml:{name}", needed_by)._fields_}
+        assert fields <= given, f"vLLM's {name} has the fields {sorted(given)}; {needed_by}"
+    error = found("third_party.pynvml:NVMLError", needed_by)(3)
+    assert (error.value, str(error)) == (3, "Not Supported"), (
+        f"vLLM's NVMLError carries its number or its text elsewhere now; {needed_by} reads both"
+    )
+
+
+def test_the_environment_variable_that_chooses_gpus_is_still_the_same() -> None:
+    # Read and not imported: the module needs a CUDA build.
+    platform = (
+        Path(found("platforms", "engines/counters.py").__file__).parent / "cuda.py"
+    ).read_text()
+    assert f'device_control_env_var: str = "{CHOSEN_GPUS}"' in platform, (
+        "vLLM chooses its GPUs by another variable now; engines/counters.py and cli/environment.py"
+    )

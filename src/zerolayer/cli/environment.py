@@ -33,6 +33,13 @@ def nvidia_present(dev: Path = Path("/dev")) -> bool:
     return any(dev.glob("nvidia[0-9]*")) or (dev / "nvidiactl").exists()
 
 
+def chosen_gpus(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The user's choice of GPUs, which the engines get and whose counters are read; empty where
+    there is none. An empty value is none, as vLLM sees it."""
+    chosen = environ.get("CUDA_VISIBLE_DEVICES", "")
+    return {"CUDA_VISIBLE_DEVICES": chosen} if chosen else {}
+
+
 def set_vllm_defaults(
     *, verbose: bool, packaged_model: bool, nvidia: bool,
     environ: MutableMapping[str, str] = os.environ,

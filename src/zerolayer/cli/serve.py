@@ -223,7 +223,7 @@ def _run(words: ServeWords) -> int:
         model=model, engines=words.engines, host=words.host, port=words.port,
         snapshots=words.snapshots, snapshot_bytes=words.snapshot_bytes,
         wait_for_engine_s=words.wait_for_engine_s, log_dir=words.log_dir,
-        vllm_args=vllm_args(words), environment={}, offload=words.offload,
+        vllm_args=vllm_args(words), environment=environment.chosen_gpus(), offload=words.offload,
         remote_admin=words.remote_admin, placement=words.placement,
     )  # fmt: skip
     return run_serve(options, progress.on_event)

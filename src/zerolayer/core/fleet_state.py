@@ -53,6 +53,21 @@ class MemoryReport:
     """Tokens generated per second lately."""
 
 
+@dataclass(frozen=True, slots=True)
+class HardwareReport:
+    """What counters say of an engine's GPUs; without an argument: there are no counters."""
+
+    gpu_busy: float = -1.0
+    """Share of time in which any kernel ran, 0 to 1; negative where it is not counted."""
+    foreign_util: float = 0.0
+    """Share of time that other programs can take from the engine, 0 to 1."""
+    pcie_use: float = 0.0
+    """Bytes per second over PCIe as a share of what the link can do, 0 to 1."""
+
+
+NO_COUNTERS = HardwareReport()
+
+
 class FleetState:
     """Load of N engines. Public arrays are for reading; change them through the methods."""
 
@@ -98,9 +113,18 @@ class FleetState:
         self.tokens_per_s = np.zeros(engines)
         """Tokens generated per second lately; 0 where it is not known."""
         self.link_use = np.zeros(engines)
-        """Share of the engine's link (snapshots, PCIe) in use, 0 to 1: `bw` of the objective."""
-        self.util_measured = np.zeros(engines)
-        """Utilisation as the hardware counts it, 0 to 1; 0 also without such a counter."""
+        """Share of the engine's link in use, 0 to 1: `bw` of the objective. The larger of two: what
+        snapshots take of their path, and what everything takes of PCIe."""
+        self.gpu_busy = np.full(engines, NO_COUNTERS.gpu_busy)
+        """Share of time in which any kernel ran on its GPUs, for the drain rule; negative where it
+        is not counted. It says nothing of capacity: one stream makes it 1."""
+        self.foreign_util = np.zeros(engines)
+        """Share of its GPUs' time that other programs can take from it, 0 to 1; 0 also where it is
+        not counted. `dispatch.neighbours` has what follows of it."""
+        self.has_neighbours = False
+        """Whether any `foreign_util` is not 0."""
+        self.pcie_use = np.zeros(engines)
+        """Share of PCIe in use, 0 to 1; 0 also where it is not counted."""
         self.free_run_tokens = np.full(engines, np.inf)
         """Tokens in the largest contiguous run of free KV blocks; infinite where not known."""
         self.fragmentation = np.zeros(engines)
@@ -126,6 +150,7 @@ class FleetState:
                 setattr(self, name, values)
         self.engines = engines
         self.one_domain = self._one_domain()
+        self.has_neighbours = bool(self.foreign_util.any())
 
     def set_capacity(self, engine: int, *, requests_max: int, kv_tokens: float) -> None:
         """What the engine said of itself when it came up."""
@@ -156,8 +181,16 @@ class FleetState:
         free, run = report.free_tokens, report.free_run_tokens
         self.free_run_tokens[engine] = run
         self.fragmentation[engine] = 1.0 - min(run, free) / free if free > 0 else 0.0
-        self.link_use[engine] = min(1.0, max(0.0, report.link_use))
+        link_use = max(report.link_use, float(self.pcie_use[engine]))
+        self.link_use[engine] = min(1.0, max(0.0, link_use))
         self.tokens_per_s[engine] = max(0.0, report.tokens_per_s)
+
+    def hardware(self, engine: int, report: HardwareReport) -> None:
+        """Take over what counters say of its GPUs."""
+        self.gpu_busy[engine] = min(1.0, report.gpu_busy)
+        self.foreign_util[engine] = min(1.0, max(0.0, report.foreign_util))
+        self.pcie_use[engine] = min(1.0, max(0.0, report.pcie_use))
+        self.has_neighbours = bool(self.foreign_util.any())
 
     def placed(self, engine: int, waiting_tokens: int) -> None:
         """A stream was sent here with this many prompt tokens to compute: those whose KV the engine
@@ -197,6 +230,7 @@ class FleetState:
         ):  # fmt: skip
             counts[engine] = 0.0
         self.free_run_tokens[engine], self.fragmentation[engine] = np.inf, 0.0
+        self.hardware(engine, NO_COUNTERS)
 
     def _one_domain(self) -> bool:
         return bool((self.domain == self.domain[0]).all())

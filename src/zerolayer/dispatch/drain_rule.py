@@ -4,9 +4,9 @@ Hot: GPU utilisation over 92 % and memory over 95 % in three samples in a row. I
 the two has been under its lower mark for as many samples in a row, so that an engine at the edge
 does not come and go. Origin: the source (mission, P7).
 
-GPU utilisation is the hardware's count where there is one (`fleet.util_measured`), our own
-utilisation otherwise. Memory is the share of KV blocks in use: device memory says nothing, as vLLM
-takes it all at start.
+GPU utilisation is the hardware's count where there is one (`fleet.gpu_busy`: the share of time in
+which any kernel ran, as the source means it), our own utilisation otherwise. Memory is the share of
+KV blocks in use: device memory says nothing, as vLLM takes it all at start.
 """
 
 from collections.abc import Sequence

@@ -6,13 +6,13 @@ over the M engines of one domain that accept streams; std and cov divide by M.
 
 **util** of a vLLM engine is the share of its compute capacity in demand (`dispatch.load`), mean of
 the forecast's next 5 s. Not the GPU utilisation of nvidia-smi: that is the share of time in which
-any kernel ran, 100 % with one stream or with two hundred. With NVML (or DCGM) the hardware's figure
-joins as `fleet.util_measured` and the larger of both counts, which catches load that is not ours;
-without it, the figure is ours alone. **mem** is the share of KV tokens in use or expected to be
-(vLLM's block pool, not device memory: vLLM takes that at start and never gives it back); NVML does
-not change it. **link** (the source's `bw`) is `fleet.link_use`, the share of snapshot and PCIe
-traffic: with NVML or DCGM from their counters, without from the bytes of snapshots that we write
-ourselves; 0 where neither is known, and then the third term is 0.
+any kernel ran, 100 % with one stream or with two hundred. With NVML the share of time that other
+programs take from the engine is in it (`dispatch.neighbours`); without, the figure is ours alone.
+**mem** is the share of KV tokens in use or expected to be (vLLM's block pool, not device memory:
+vLLM takes that at start and never gives it back); NVML does not change it. **link** (the source's
+`bw`) is `fleet.link_use`: the share that the snapshots we save and load take of their path, or with
+NVML that of all PCIe traffic where this is more; 0 where neither is known, and then the third term
+is 0.
 
 **Expected state.** The mean of the five columns is taken first, then the deviation over engines.
 The other order would also see engines that are busy in different seconds; but a stream lasts longer

@@ -2,13 +2,14 @@
 
 A window's utilisation is what `request_cost` says: `util = p + n / n_max`, prefill demanded per
 second + streams that decode / streams that the engine can decode at once. Here it is the mean over
-the next HORIZON_S seconds, so that a decision compares two numbers per engine. Where hardware
-counters exist (`fleet.util_measured`), the larger of both counts.
+the next HORIZON_S seconds, so that a decision compares two numbers per engine. Where other programs
+are known to run on an engine's GPU, they are in it (`neighbours`).
 """
 
 import numpy as np
 
 from zerolayer.core.fleet_state import HORIZON_S, FleetState, Floats
+from zerolayer.dispatch.neighbours import added_beside_neighbours, beside_neighbours
 from zerolayer.dispatch.policies.base import PlacementRequest
 from zerolayer.dispatch.policies.expected_wait import tokens_to_compute
 from zerolayer.dispatch.request_cost import STEP_S_MIN
@@ -50,19 +51,18 @@ class Appraisal:
         util, mem = self.util, self.mem
         np.divide(self.backlog_s, self._window_s, out=util)
         util += fleet.running_requests / fleet.places
-        np.maximum(util, fleet.util_measured, out=util)
+        beside_neighbours(fleet, util)
         np.copyto(mem, fleet.kv_used_fraction)
         np.add(self.state, self.added, out=self.after)
 
     def state_expected(self, fleet: FleetState) -> None:
-        """Utilisation and memory as the forecast has them, mean of its columns; at least what is
-        measured. `state_now` where nobody keeps a forecast (all its columns are zero)."""
+        """Utilisation and memory as the forecast has them, mean of its columns; memory is at least
+        what is measured. `state_now` where nobody keeps a forecast (all its columns are zero)."""
         util, mem = self.util, self.mem
         np.dot(fleet.forecast_util, _MEAN, out=util)
         if not util[util.argmax()] > 0.0:
             self.state_now(fleet)
             return
-        np.maximum(util, fleet.util_measured, out=util)
         np.dot(fleet.forecast_mem, _MEAN, out=mem)
         np.maximum(mem, fleet.kv_used_fraction, out=mem)
         np.add(self.state, self.added, out=self.after)
@@ -91,6 +91,7 @@ class Appraisal:
         work /= fleet.places
         util += work
         util /= self._window_s
+        added_beside_neighbours(fleet, util)
         # Held prefixes too: blocks that only the cache holds are counted as free.
         mem[:] = request.prompt_tokens + request.expected_output_tokens
         mem /= fleet.kv_tokens

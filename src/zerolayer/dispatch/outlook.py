@@ -4,7 +4,8 @@ Utilisation and memory are as `request_cost` defines them. A forecast is the sum
 streams that run (they survive as `OutputLengths` say and grow by a token a step), streams that wait
 (the backlog is worked off in order at one second per second), and streams that are still to come
 (`Inflow.forecast`, shared out as placements were lately). What the sum lacks on average over the
-fleet is measured and made up for (`calibration`).
+fleet is measured and made up for (`calibration`). Other programs on an engine's GPU are taken to go
+on as they do (`neighbours`).
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ import numpy as np
 from zerolayer.core.fleet_state import HORIZON_S, FleetState, Floats, Ints
 from zerolayer.dispatch.calibration import Calibration, FleetLoad
 from zerolayer.dispatch.inflow import HISTORY_S, Inflow
+from zerolayer.dispatch.neighbours import beside_neighbours
 from zerolayer.dispatch.output_lengths import OutputLengths
 from zerolayer.dispatch.policies.base import PlacementRequest, Policy
 from zerolayer.dispatch.request_cost import (
@@ -118,7 +120,7 @@ class Outlook:
         """Add what a placement brings to its engine's forecast.
 
         The same model as `refresh`, for one stream and without array operations: it is part of
-        every dispatch decision.
+        every dispatch decision. What neighbours take is left out until the next refresh.
         """
         if fleet.forecast_util is not self._viewed:
             self.resize(fleet)
@@ -160,6 +162,7 @@ class Outlook:
         factors = self._calibration.factors(now_ns, now, said)
         fleet.forecast_util *= factors[0]
         fleet.forecast_mem *= factors[1]
+        beside_neighbours(fleet, fleet.forecast_util)
         self._places, self._rate = places.tolist(), rate.tolist()
         self._backlog_s, self._demand = backlog_s.tolist(), demand.tolist()
         self._alive = self.lengths.survival_at(rate[:, None] * _AGES).tolist()
@@ -292,11 +295,8 @@ class Outlook:
         backlog_s: Floats,
         places: Floats,
     ) -> FleetLoad:
-        """What is measured now and not explained by streams goes as the running streams end.
-
-        Shared prefixes and part-filled blocks for memory, the hardware's own count for utilisation.
-        Returns the load of now.
-        """
+        """Memory that is measured now and not explained by streams (shared prefixes, part-filled
+        blocks) goes as the running streams end. Returns the load of now."""
         runs = (streams.waiting_tokens == 0.0).astype(np.float64)
         running = np.bincount(streams.engine, weights=runs, minlength=fleet.engines)
         left = _per_engine(fleet, streams.engine, alive * runs[:, None])
@@ -306,9 +306,7 @@ class Outlook:
         )
         explained = context / fleet.kv_tokens
         mem = np.where(fleet.kv_used_fraction > 0.0, fleet.kv_used_fraction, explained)
-        util = np.maximum(0.0, fleet.util_measured - backlog_s - running / places)
         fleet.forecast_mem += (mem - explained)[:, None] * left
-        fleet.forecast_util += util[:, None] * left
         np.maximum(fleet.forecast_mem, 0.0, out=fleet.forecast_mem)
         return FleetLoad(
             backlog_s=float(backlog_s.mean()),

@@ -24,6 +24,7 @@ from zerolayer.core.ports import Clock
 from zerolayer.dispatch.choices import PlacementChoices
 from zerolayer.dispatch.policies import PlacementRequest
 from zerolayer.engines.arena_readers import ArenaReaders
+from zerolayer.engines.counters import Counters
 from zerolayer.engines.housekeeping import Housekeeping
 from zerolayer.engines.launcher import LaunchedEngine, Launcher, LaunchOrder, kill_tree
 from zerolayer.engines.offloading import Offloading
@@ -132,6 +133,7 @@ class Fleet:
             settings.engines, placing.policy, self.clock, hooks, placing.outlook
         )
         self.picture = MemoryPicture(self.driver.fleet, self.boards)
+        self.counters = Counters(self)
         self.launcher = Launcher()
         self.supervisors = [
             SlotSupervisor(slot, self.launcher, self.driver, self)
@@ -168,7 +170,7 @@ class Fleet:
         fleet.launcher.warm_up()
         jobs = [
             fleet._expire_waiting(), FleetWatch(fleet).run(), Housekeeping(fleet).run(),
-            fleet.operations.run(),
+            fleet.operations.run(), fleet.counters.run(),
         ]  # fmt: skip
         if settings.offload:
             jobs.append(Offloading(fleet).run())

@@ -3,6 +3,8 @@
 import random
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from zerolayer.core.fleet_state import FleetState, Ints
 from zerolayer.core.outcome import Outcome
 from zerolayer.dispatch.asked import Asked, asked
@@ -80,5 +82,6 @@ class Placing:
 
     def _sample(self, fleet: FleetState) -> None:
         heat = heat_of(fleet)
-        hot = self._drain.sample_all(heat.util.tolist(), heat.mem.tolist())
+        gpu = np.where(fleet.gpu_busy >= 0.0, fleet.gpu_busy, heat.util)
+        hot = self._drain.sample_all(gpu.tolist(), heat.mem.tolist())
         fleet.hot[:] = hot

@@ -54,6 +54,7 @@ def engine_placement(fleet: "Fleet", slot: int, heat: Heat) -> dict[str, Any]:
         "free_run_tokens": int(run) if math.isfinite(run) else None,
         "fragmentation": _rounded(float(load.fragmentation[slot])),
         "link_use": _rounded(float(load.link_use[slot])),
+        "hardware": fleet.counters.shown(slot),
         "step_error": _step_error(fleet, slot),
         "reference_step_ms": _reference_step_ms(fleet, slot),
         "step_model_s": _step_model(fleet, slot),

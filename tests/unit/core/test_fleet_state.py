@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerolayer.core.fleet_state import HORIZON_S, FleetState
+from zerolayer.core.fleet_state import HORIZON_S, FleetState, HardwareReport, MemoryReport
 from zerolayer.core.limits import ENGINES_MAX
 
 
@@ -65,3 +65,27 @@ def test_what_was_ever_placed_never_falls() -> None:
     fleet.placed(1, 20)
     fleet.emptied(1)
     assert fleet.placed_tokens.tolist() == [0.0, 120.0]
+
+
+def test_what_counters_say_is_forgotten_with_the_engine_and_with_its_slot() -> None:
+    fleet = FleetState(3)
+    neighbours = [fleet.has_neighbours]
+    for engine in (1, 2):
+        fleet.hardware(engine, HardwareReport(gpu_busy=0.9, foreign_util=0.3, pcie_use=0.2))
+    neighbours.append(fleet.has_neighbours)
+    fleet.emptied(1)
+    assert (fleet.gpu_busy[1], fleet.foreign_util[1], fleet.pcie_use[1]) == (-1.0, 0.0, 0.0)
+    neighbours.append(fleet.has_neighbours)
+    fleet.resize(2)
+    neighbours.append(fleet.has_neighbours)
+    assert neighbours == [False, True, True, False]
+
+
+@pytest.mark.parametrize(("snapshots", "pcie", "use"), [(0.1, 0.4, 0.4), (0.5, 0.4, 0.5)])
+def test_link_use_is_the_larger_share_of_snapshots_and_pcie(
+    snapshots: float, pcie: float, use: float
+) -> None:
+    fleet = FleetState(1)
+    fleet.hardware(0, HardwareReport(pcie_use=pcie))
+    fleet.picture(0, MemoryReport(10, 10, snapshots, 0.0))
+    assert fleet.link_use[0] == use

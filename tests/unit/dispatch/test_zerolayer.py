@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.unit.dispatch.test_policies import EVERY, FLEETS, REQUESTS, build, idle
 from zerolayer.core.errors import ConfigError
-from zerolayer.core.fleet_state import EngineReport, FleetState, Floats
+from zerolayer.core.fleet_state import EngineReport, FleetState, Floats, HardwareReport
 from zerolayer.dispatch.entropy import EntropyWeights, Limits
 from zerolayer.dispatch.load import Appraisal
 from zerolayer.dispatch.policies import PlacementRequest, expected_wait_s
@@ -205,7 +205,7 @@ def test_a_hint_prefers_its_domain_while_that_has_room() -> None:
     hinted = PlacementRequest(100, preferred_domains=frozenset({7}))
     assert place(fleet, PlacementRequest(100)) == 0
     assert place(fleet, hinted) == 1
-    fleet.util_measured[1] = 0.96
+    fleet.hardware(1, HardwareReport(foreign_util=0.96))
     assert place(fleet, hinted) == 0
     assert place(fleet, PlacementRequest(100, preferred_domains=frozenset({9}))) == 0
 
@@ -238,7 +238,7 @@ def test_only_a_request_that_may_be_refused_is_refused_and_told_when_to_come_aga
     refusable = PlacementRequest(100, 50, refusable=True)
     assert policy.choose(fleet, refusable, NOBODY) is not None
     assert policy.retry_after_s(fleet, refusable) is None
-    fleet.util_measured[:] = (1.5, 2.0)
+    fleet.forecast_util[:] = [[1.5], [2.0]]
     assert policy.choose(fleet, refusable, NOBODY) is None
     wait_s = policy.retry_after_s(fleet, refusable)
     assert wait_s is not None

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from zerolayer.core.errors import ConfigError
-from zerolayer.core.fleet_state import EngineReport, FleetState
+from zerolayer.core.fleet_state import EngineReport, FleetState, HardwareReport
 from zerolayer.dispatch.asked import Asked, asked
 from zerolayer.dispatch.choices import Admission, PlacementChoices, parse_domains
 from zerolayer.dispatch.outlook import Streams
@@ -61,6 +61,16 @@ def test_an_engine_is_hot_after_three_samples_in_a_row_and_not_before() -> None:
     assert not driver.fleet.hot.any()
     each.tick(driver, 3 * EVERY_NS)
     assert driver.fleet.hot.tolist() == [True, False]
+
+
+@pytest.mark.parametrize(("busy", "hot"), [(0.99, True), (0.5, False)])
+def test_the_drain_rule_takes_the_gpus_own_count_where_there_is_one(busy: float, hot: bool) -> None:
+    driver: Any = Driver()
+    driver.load(0, 1, 0.97)  # a quarter of its places
+    driver.load(1, 4, 0.97)
+    driver.fleet.hardware(0, HardwareReport(gpu_busy=busy))
+    tick(placing(driver), driver, 3)
+    assert driver.fleet.hot.tolist() == [hot, True]
 
 
 def test_slots_get_the_operators_domains_also_later_ones() -> None:

@@ -26,7 +26,7 @@ ENGINE_FIELDS = {
     "waiting", "kv_used_percent", "expected_step_ms", "restarts", "last_fault", "up_since",
     "missing_capacity_s", "snapshots", "domain", "labels", "hot", "utilisation", "forecast_util",
     "forecast_mem", "entropy_share", "tokens_per_s", "free_run_tokens", "fragmentation", "link_use",
-    "step_error", "reference_step_ms", "step_model_s", "demand",
+    "step_error", "reference_step_ms", "step_model_s", "demand", "hardware",
 }  # fmt: skip
 PLACEMENT_FIELDS = {
     "policy", "admission", "objective", "utilisation_std", "drain_rule", "expected_output_tokens",
@@ -82,7 +82,7 @@ def fleet(tmp_path: Path) -> Any:
             scheduler_config=SimpleNamespace(max_num_batched_tokens=2048),
         ),
         placing=SimpleNamespace(choices=PlacementChoices(), outlook=Outlook(2)),
-        prefixes=Prefixes(snapshots=True),
+        prefixes=Prefixes(snapshots=True), counters=SimpleNamespace(shown=lambda slot: None),
         events=[SimpleNamespace(unix=1.0, engine="e1", what="ended")],
     )  # fmt: skip
 
