@@ -53,12 +53,11 @@ class OffloadSettings:
     """A hot engine gives away until it is this far below the limit."""
     margin: float = 0.15
     """By so much a target must be emptier with the stream than a hot source is now."""
-    slow_factor: float = 1.6
-    """A token must take this many times longer here than elsewhere. Steps of equal engines on busy
-    cores differ by a third for seconds."""
+    slow_factor: float = 1.4
+    """A step must take this many times longer here, without waits for cores, than elsewhere with
+    them. Where nothing was slow, two engines on two busy cores were above it for 1.5 s at most."""
     slow_for_s: float = 2.0
-    """For so long without a break. On two engines that share two cores with busy loops, spells of
-    at most 0.9 s were seen where nothing was slow."""
+    """For so long without a break."""
     gain_s_min: float = 0.5
     """A slow engine's stream must be expected to gain this much until its end, beside what loading
     costs."""

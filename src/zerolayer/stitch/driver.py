@@ -141,7 +141,7 @@ class FleetDriver:
         self.lives = [EngineLife() for _ in range(engines)]
         self.ports: list[EnginePort | None] = [None] * engines
         self.owned: dict[str, Owned] = {}
-        self.on_engine: list[dict[str, None]] = [{} for _ in range(engines)]
+        self.on_engine: list[dict[str, Owned]] = [{} for _ in range(engines)]
         self.waiting: dict[str, None] = {}
         self.held: set[int] = set()
         self.totals = Totals()
@@ -228,7 +228,7 @@ class FleetDriver:
 
     def placed_streams(self) -> Streams:
         """Every placed stream, for `Outlook.refresh`."""
-        placed = [self.owned[stream_id] for ids in self.on_engine for stream_id in ids]
+        placed = [owned for streams in self.on_engine for owned in streams.values()]
         return Streams(
             np.repeat(np.arange(len(self.on_engine)), [len(ids) for ids in self.on_engine]),
             np.array([owned.placed_tokens for owned in placed], dtype=np.float64),
@@ -260,7 +260,7 @@ class FleetDriver:
 
         `reachable`: the process is there, so its copies of the streams are aborted.
         """
-        moving = [self.owned[stream_id] for stream_id in self.on_engine[engine]]
+        moving = list(self.on_engine[engine].values())
         left = [owned.stream.request_id for owned in moving]
         if not reachable:
             self._note_deaths(moving)
@@ -469,7 +469,7 @@ class FleetDriver:
         stream = owned.stream
         request_id = stream.place(engine)
         self.waiting.pop(stream.stream_id, None)
-        self.on_engine[engine][stream.stream_id] = None
+        self.on_engine[engine][stream.stream_id] = owned
         owned.decoding, owned.placed_tokens = False, stream.context_tokens
         held = (wanted.held_tokens or {}).get(engine, 0)
         owned.waiting_tokens = max(1, owned.placed_tokens - held)

@@ -56,7 +56,7 @@ async def test_streams_leave_an_engine_that_is_much_slower_than_another() -> Non
 
 async def test_an_engine_that_is_slow_for_want_of_cores_keeps_its_streams() -> None:
     _fleet, job = await offloading(0.2, 0.05)
-    job._fleet.watch.own = 0.4  # type: ignore[union-attr]
+    job._fleet.watch.own = 0.3  # type: ignore[union-attr]
     assert await job.look() == 0
 
 
