@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from zerolayer.core.fleet_state import HORIZON_S, FleetState, Floats, Ints
+from zerolayer.core.fleet_state import HORIZON_S, Bools, FleetState, Floats, Ints
 from zerolayer.dispatch.calibration import Calibration, FleetLoad
 from zerolayer.dispatch.inflow import HISTORY_S, Inflow
 from zerolayer.dispatch.neighbours import beside_neighbours
@@ -41,7 +41,6 @@ COMPUTED_PRIOR_TOKENS = 2_000.0
 """Prompt tokens that count as computed in full, before prefix hits are believed."""
 
 _BEGINS = np.arange(HORIZON_S, dtype=np.float64)
-_ENDS = _BEGINS + 1.0
 _AGES = np.arange(HORIZON_S + 1, dtype=np.float64)
 _WINDOWS = range(HORIZON_S)
 _PER_ENGINE = (
@@ -59,6 +58,15 @@ class Streams:
     delivered: Floats
     waiting_tokens: Floats
     """Prompt tokens still to compute; 0 for a stream that decodes."""
+
+    def those(self, mask: Bools) -> "Streams":
+        """The streams that `mask` has, in the same order."""
+        if mask.all():
+            return self
+        at = np.flatnonzero(mask)
+        return Streams(
+            self.engine[at], self.context_tokens[at], self.delivered[at], self.waiting_tokens[at]
+        )
 
     @staticmethod
     def of(rows: Sequence[tuple[int, int, int, int]]) -> "Streams":
@@ -144,20 +152,20 @@ class Outlook:
             self.resize(fleet)
         self._forget(now_ns)
         expected, shares = self.inflow.forecast(now_ns), self._shares(fleet)
-        backlog_s, starts_s = _queue(fleet, streams)
+        decode = streams.those(streams.waiting_tokens == 0.0)
+        wait = streams.those(streams.waiting_tokens > 0.0)
+        backlog_s, starts_s = _queue(fleet, wait)
         demand = prefill_demand(backlog_s, _arriving_s(fleet, expected, shares))
         places = decode_places(fleet)
         rate = decode_tokens_per_s(self._decode_step_s(fleet), busy_share(demand))
         fleet.places[:] = places
-        decoding = streams.waiting_tokens == 0.0
-        self.lengths.running(streams.delivered[decoding], float(expected[:, 0].mean()))
-        alive, tokens = self._survivors(streams, rate, starts_s)
-        new_streams, new_tokens = self._newcomers(expected, shares, rate, backlog_s)
-        streaming = _per_engine(fleet, streams.engine, alive) + new_streams
-        held = _per_engine(fleet, streams.engine, tokens) + new_tokens
-        fleet.forecast_util[:] = demand + streaming / places[:, None]
-        fleet.forecast_mem[:] = held / fleet.kv_tokens[:, None]
-        now = self._add_unexplained(fleet, streams, alive, backlog_s, places)
+        self.lengths.running(decode.delivered, float(expected[:, 0].mean()))
+        left, tokens = self._survivors(decode, rate, None)
+        started, new_tokens = self._survivors(wait, rate, starts_s)
+        came, came_tokens = self._newcomers(expected, shares, rate, backlog_s)
+        fleet.forecast_util[:] = demand + (left + started + came) / places[:, None]
+        fleet.forecast_mem[:] = (tokens + new_tokens + came_tokens) / fleet.kv_tokens[:, None]
+        now = self._add_unexplained(fleet, decode, left, backlog_s, places)
         said = np.array((fleet.forecast_util.mean(axis=0), fleet.forecast_mem.mean(axis=0)))
         factors = self._calibration.factors(now_ns, now, said)
         fleet.forecast_util *= factors[0]
@@ -231,26 +239,32 @@ class Outlook:
         self._tokens = [count * keep for count in self._tokens]
         self._prompted *= keep
 
-    def _survivors(self, streams: Streams, rate: Floats, starts_s: Floats) -> tuple[Floats, Floats]:
-        """Per stream and window: how likely it decodes, and the KV tokens that it then holds."""
-        rates = rate[streams.engine][:, None]
-        grown = rates * (_BEGINS + 0.5)
-        now = self.lengths.survival_at(streams.delivered)[:, None]
-        alive = self.lengths.survival_at(streams.delivered[:, None] + grown) / np.maximum(
-            now, 1e-12
-        )
-        waits = np.flatnonzero(starts_s)
-        if waits.size:
-            starts = starts_s[waits][:, None]
-            active = np.clip(_ENDS - starts, 0.0, 1.0)
-            later = np.maximum(0.0, _ENDS - 0.5 * active - starts) * rates[waits]
+    def _survivors(
+        self, streams: Streams, rate: Floats, starts_s: Floats | None
+    ) -> tuple[Floats, Floats]:
+        """Per engine and window: how many of these streams are expected to decode, and the KV
+        tokens that they then hold. `starts_s`: seconds until each decodes; None for now.
+
+        Window by window: arrays of one number per stream stay in the cache of a core.
+        """
+        count, engine = len(rate), streams.engine
+        alive_sums, held_sums = np.zeros((2, count, HORIZON_S))
+        if not engine.size:
+            return alive_sums, held_sums
+        rates = rate[engine]
+        share = 1.0 / np.maximum(self.lengths.survival_at(streams.delivered), 1e-12)
+        for window in _WINDOWS:
+            active, age_s = _within(window, starts_s)
+            grown = rates * age_s
             # A stream that was moved has delivered some already.
-            tokens = streams.delivered[waits][:, None] + later
-            alive[waits] = active * self.lengths.survival_at(tokens) / np.maximum(now[waits], 1e-12)
-            grown[waits] = later
-        held = grown + streams.context_tokens[:, None]
-        held *= alive
-        return alive, held
+            alive = self.lengths.survival_at(streams.delivered + grown)
+            alive *= share
+            alive *= active
+            grown += streams.context_tokens
+            grown *= alive
+            alive_sums[:, window] = np.bincount(engine, weights=alive, minlength=count)
+            held_sums[:, window] = np.bincount(engine, weights=grown, minlength=count)
+        return alive_sums, held_sums
 
     def _decode_step_s(self, fleet: FleetState) -> Floats:
         """As `decode_step_s`; where a prefill is under way, at most what it was without one."""
@@ -290,23 +304,19 @@ class Outlook:
     def _add_unexplained(
         self,
         fleet: FleetState,
-        streams: Streams,
-        alive: Floats,
+        decode: Streams,
+        left: Floats,
         backlog_s: Floats,
         places: Floats,
     ) -> FleetLoad:
         """Memory that is measured now and not explained by streams (shared prefixes, part-filled
         blocks) goes as the running streams end. Returns the load of now."""
-        runs = (streams.waiting_tokens == 0.0).astype(np.float64)
-        running = np.bincount(streams.engine, weights=runs, minlength=fleet.engines)
-        left = _per_engine(fleet, streams.engine, alive * runs[:, None])
-        left /= np.maximum(1.0, running)[:, None]
-        context = np.bincount(
-            streams.engine, weights=runs * streams.context_tokens, minlength=fleet.engines
-        )
+        running = np.bincount(decode.engine, minlength=fleet.engines)
+        share_left = left / np.maximum(1.0, running)[:, None]
+        context = np.bincount(decode.engine, weights=decode.context_tokens, minlength=fleet.engines)
         explained = context / fleet.kv_tokens
         mem = np.where(fleet.kv_used_fraction > 0.0, fleet.kv_used_fraction, explained)
-        fleet.forecast_mem += (mem - explained)[:, None] * left
+        fleet.forecast_mem += (mem - explained)[:, None] * share_left
         np.maximum(fleet.forecast_mem, 0.0, out=fleet.forecast_mem)
         return FleetLoad(
             backlog_s=float(backlog_s.mean()),
@@ -322,25 +332,26 @@ def _arriving_s(fleet: FleetState, expected: Floats, shares: Floats) -> Floats:
     return arriving_s
 
 
-def _queue(fleet: FleetState, streams: Streams) -> tuple[Floats, Floats]:
-    """(seconds of backlog per engine, seconds until each stream decodes). First come, first served;
-    0 for streams that decode already."""
-    starts_s = np.zeros(len(streams.engine))
-    waiting = np.flatnonzero(streams.waiting_tokens > 0.0)
-    order = waiting[np.argsort(streams.engine[waiting], kind="stable")]
-    engine = streams.engine[order]
-    work_s = streams.waiting_tokens[order] * fleet.prefill_s_per_token[engine]
+def _queue(fleet: FleetState, wait: Streams) -> tuple[Floats, Floats]:
+    """(seconds of backlog per engine, seconds until each of these streams decodes). First come,
+    first served."""
+    order = np.argsort(wait.engine, kind="stable")
+    engine = wait.engine[order]
+    work_s = wait.waiting_tokens[order] * fleet.prefill_s_per_token[engine]
     backlog_s = np.bincount(engine, weights=work_s, minlength=fleet.engines).astype(np.float64)
     before_s = np.concatenate(([0.0], np.cumsum(backlog_s)[:-1]))
+    starts_s = np.empty(len(order))
     starts_s[order] = np.cumsum(work_s) - before_s[engine]
     return backlog_s, starts_s
 
 
-def _per_engine(fleet: FleetState, engine: Ints, values: Floats) -> Floats:
-    """Sums of `values` (streams, HORIZON_S) over the streams of each engine."""
-    cells = engine[:, None] * HORIZON_S + np.arange(HORIZON_S)
-    sums = np.bincount(cells.ravel(), weights=values.ravel(), minlength=fleet.engines * HORIZON_S)
-    return sums.astype(np.float64, copy=False).reshape(fleet.engines, HORIZON_S)
+def _within(window: int, starts_s: Floats | None) -> tuple[Any, Any]:
+    """Of each stream: the share of a window in which it decodes, and the seconds that it decodes
+    until the middle of these; plain numbers where all decode from now on."""
+    if starts_s is None:
+        return 1.0, window + 0.5
+    active = np.clip(window + 1.0 - starts_s, 0.0, 1.0)
+    return active, np.maximum(0.0, window + 1.0 - 0.5 * active - starts_s)
 
 
 def _add_demand(demand: list[float], own_s: float, util: Any, first_cell: int) -> None:

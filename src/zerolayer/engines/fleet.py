@@ -128,7 +128,7 @@ class Fleet:
             refined=self._refined,
         )
         self.prefixes = Prefixes(snapshots=settings.snapshots)
-        self.placing = placing = Placing(settings.placement, settings.engines)
+        self.placing = placing = Placing(settings.placement, settings.engines, self.clock)
         self.driver = FleetDriver(
             settings.engines, placing.policy, self.clock, hooks, placing.outlook
         )

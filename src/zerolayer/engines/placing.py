@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zerolayer.core.fleet_state import FleetState, Ints
+from zerolayer.core.fleet_state import HORIZON_S, FleetState, Ints
 from zerolayer.core.outcome import Outcome
+from zerolayer.core.ports import Clock
 from zerolayer.dispatch.asked import Asked, asked
 from zerolayer.dispatch.choices import Admission, PlacementChoices
 from zerolayer.dispatch.drain_rule import DrainRule
@@ -19,32 +20,43 @@ from zerolayer.dispatch.policies.zerolayer import ZeroLayer
 if TYPE_CHECKING:
     from zerolayer.stitch.driver import FleetDriver
 
-#: How often the forecast is made anew and the drain rule takes a sample.
+#: How often the drain rule takes a sample, and at most the forecast is made anew.
 EVERY_NS = 200_000_000
+#: From one forecast to the next passes this many times what it took: 5 % of the event loop at most.
+TIMES_IT_TOOK = 20
+#: But no more time than it looks ahead, or one long pause of the machine would end it for minutes.
+FORECAST_NS_MAX = HORIZON_S * 1_000_000_000
 
 
 class Placing:
     """One per fleet; `FleetWatch` ticks it."""
 
-    def __init__(self, choices: PlacementChoices, engines: int) -> None:
+    def __init__(self, choices: PlacementChoices, engines: int, clock: Clock) -> None:
         self.choices = choices
         self.policy = policy_entry(choices.policy).make(random.Random())
         self.outlook = Outlook(engines)
         self._judge = ZeroLayer()
         self._drain = DrainRule(engines, choices.drain)
-        self._next_ns = 0
+        self._clock = clock
+        self._forecast_due_ns = self._sample_due_ns = 0
         self._labels = choices.labels
         self._domains_in: Ints | None = None  # the array that has them; a resize makes a new one
 
     def tick(self, driver: "FleetDriver", now_ns: int) -> None:
-        """Domains of slots that are new; once every `EVERY_NS` also forecast and drain rule."""
-        fleet = driver.fleet
-        self.set_domains(fleet)
-        if now_ns < self._next_ns:
-            return
-        self._next_ns = now_ns + EVERY_NS
-        self.outlook.refresh(now_ns, fleet, driver.placed_streams())
-        self._sample(fleet)
+        """Domains of slots that are new; the forecast and the drain rule when they are due."""
+        self.set_domains(driver.fleet)
+        if now_ns >= self._forecast_due_ns:
+            self._forecast(driver, now_ns)
+        if now_ns >= self._sample_due_ns:
+            self._sample_due_ns = now_ns + EVERY_NS
+            self._sample(driver.fleet)
+
+    def _forecast(self, driver: "FleetDriver", now_ns: int) -> None:
+        begun_ns = self._clock.monotonic_ns()
+        self.outlook.refresh(now_ns, driver.fleet, driver.placed_streams())
+        took_ns = self._clock.monotonic_ns() - begun_ns
+        pause_ns = max(EVERY_NS, min(FORECAST_NS_MAX, TIMES_IT_TOOK * took_ns))
+        self._forecast_due_ns = now_ns + pause_ns
 
     def set_domains(self, fleet: FleetState) -> None:
         """Give each slot the operator's domain, also those that were added later."""

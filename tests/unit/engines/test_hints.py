@@ -25,7 +25,9 @@ class Floor:
     def __init__(self, domains: str, engines: int) -> None:
         self.bench = Bench(engines)
         self.driver: Any = self.bench.driver
-        self.placing = Placing(PlacementChoices(domains=parse_domains(domains)), engines)
+        self.placing = Placing(
+            PlacementChoices(domains=parse_domains(domains)), engines, self.bench.clock
+        )
         self.driver._policy = self.placing.policy
         self.streams = 0
 

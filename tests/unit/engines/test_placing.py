@@ -1,14 +1,18 @@
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.unit.stitch.noting_engines import VirtualClock
 from zerolayer.core.errors import ConfigError
 from zerolayer.core.fleet_state import EngineReport, FleetState, HardwareReport
 from zerolayer.dispatch.asked import Asked, asked
 from zerolayer.dispatch.choices import Admission, PlacementChoices, parse_domains
 from zerolayer.dispatch.outlook import Streams
-from zerolayer.engines.placing import EVERY_NS, Placing
+from zerolayer.engines.placing import EVERY_NS, FORECAST_NS_MAX, TIMES_IT_TOOK, Placing
 from zerolayer.stitch.driver import Totals
 
 
@@ -19,6 +23,9 @@ class Driver:
         self.fleet = FleetState(engines)
         self.totals = Totals()
         self.streams: list[tuple[int, int, int, int]] = []
+        self.clock, self.took_ns = VirtualClock(), [0]
+        self.begun_ns: list[int] = []
+        """When each forecast began; it takes the next of `took_ns`, again and again."""
         for engine in range(engines):
             self.fleet.set_standing(engine, accepts=True)
             self.fleet.set_capacity(engine, requests_max=4, kv_tokens=1000)
@@ -31,11 +38,13 @@ class Driver:
         self.fleet.report(engine, EngineReport(kv_used, 0, 0.05, 0.001, 0.001))
 
     def placed_streams(self) -> Streams:
+        self.begun_ns.append(self.clock.now_ns)
+        self.clock.now_ns += self.took_ns[(len(self.begun_ns) - 1) % len(self.took_ns)]
         return Streams.of(self.streams)
 
 
 def placing(driver: Any, **choices: Any) -> Placing:
-    return Placing(PlacementChoices(**choices), driver.fleet.engines)
+    return Placing(PlacementChoices(**choices), driver.fleet.engines, driver.clock)
 
 
 def tick(each: Placing, driver: Any, times: int) -> None:
@@ -71,6 +80,44 @@ def test_the_drain_rule_takes_the_gpus_own_count_where_there_is_one(busy: float,
     driver.fleet.hardware(0, HardwareReport(gpu_busy=busy))
     tick(placing(driver), driver, 3)
     assert driver.fleet.hot.tolist() == [hot, True]
+
+
+TICK_NS = 10_000_000
+
+
+@given(took_ms=st.lists(st.floats(0.0, 250.0), min_size=1, max_size=20))
+def test_forecasts_take_a_twentieth_of_the_time_at_most_and_come_as_soon_as_that_allows(
+    took_ms: list[float],
+) -> None:
+    driver: Any = Driver()
+    driver.took_ns = took_ns = [int(1e6 * each) for each in took_ms]
+    each = placing(driver)
+    while len(driver.begun_ns) < len(took_ns) + 1:
+        each.tick(driver, driver.clock.now_ns)
+        driver.clock.now_ns += TICK_NS
+    for took, (begun, following) in zip(took_ns, pairwise(driver.begun_ns), strict=True):
+        due_ns = max(EVERY_NS, TIMES_IT_TOOK * took)
+        assert due_ns <= following - begun <= due_ns + TICK_NS
+
+
+def test_one_long_pause_of_the_machine_does_not_end_the_forecast_for_minutes() -> None:
+    driver: Any = Driver()
+    driver.took_ns = [60_000_000_000, 0]
+    each = placing(driver)
+    each.tick(driver, 0)
+    each.tick(driver, FORECAST_NS_MAX - 1)
+    assert len(driver.begun_ns) == 1
+    each.tick(driver, FORECAST_NS_MAX)
+    assert len(driver.begun_ns) == 2
+
+
+def test_the_drain_rule_takes_its_samples_whatever_a_forecast_takes() -> None:
+    driver: Any = Driver()
+    driver.load(0, 4, 0.97)
+    driver.took_ns = [100_000_000]
+    tick(placing(driver), driver, 3)
+    assert len(driver.begun_ns) == 1
+    assert driver.fleet.hot.tolist() == [True, False]
 
 
 def test_slots_get_the_operators_domains_also_later_ones() -> None:
