@@ -8,13 +8,14 @@ from enum import StrEnum
 from zerolayer.core.errors import ConfigError
 from zerolayer.core.limits import ENGINES_MAX
 from zerolayer.dispatch.drain_rule import DrainThresholds
-from zerolayer.dispatch.preference import NO_HINT
 
 DEFAULT_POLICY = "zerolayer"
 MARGIN_UTIL, MARGIN_MEM = 0.07, 0.07
 """The drain rule's lower marks are so far below its upper ones."""
 SAMPLES_MAX = 1000
 
+NO_HINT = "auto"
+"""As a precision or a model it is the same as no header, so it is no label."""
 LABEL_CHARS_MAX = 64
 """Characters of a domain's label."""
 _LABEL = re.compile(rf"[a-z0-9._-]{{1,{LABEL_CHARS_MAX}}}")

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from zerolayer.core.errors import ConfigError
+from zerolayer.dispatch.choices import NO_HINT
 from zerolayer.dispatch.memory_fit import KV_BYTES
 from zerolayer.dispatch.policies.base import PlacementRequest, Preference
 
@@ -49,10 +50,8 @@ KERNEL_PREFERENCES = {
     KernelHint.MEMORY: Preference.COST_OPTIMAL,
 }
 """Tuning profiles; the fusion levels say nothing of latency or cost."""
-NO_HINT = "auto"
-"""As a precision or a model it is the same as no header."""
 PRECISIONS = (*KV_BYTES, NO_HINT)
-"""Values of `x-precision-preference`."""
+"""Values of `x-precision-preference`; `auto` asks for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
