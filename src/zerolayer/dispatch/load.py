@@ -29,8 +29,8 @@ class Appraisal:
         self._resize(0)
 
     def take(self, fleet: FleetState, request: PlacementRequest) -> None:
-        """Appraise `request`; the state is today's (`state_now`) or expected (`state_expected`)
-        after one more call."""
+        """Appraise `request`; one more call, of the three that begin with `state`, says beside
+        what."""
         if fleet.engines != self.engines:
             self._resize(fleet.engines)
         self.output = float(max(1, request.expected_output_tokens))
@@ -48,16 +48,23 @@ class Appraisal:
 
         Streams that wait count as decoding: they will within the window, or there is a queue.
         """
-        util, mem = self.util, self.mem
-        np.divide(self.backlog_s, self._window_s, out=util)
-        util += fleet.running_requests / fleet.places
-        beside_neighbours(fleet, util)
-        np.copyto(mem, fleet.kv_used_fraction)
-        np.add(self.state, self.added, out=self.after)
+        self._set_state(fleet, fleet.running_requests)
+
+    def state_committed(self, fleet: FleetState) -> None:
+        """What is placed on each engine, over the next HORIZON_S seconds: its backlog, and its
+        streams for as long as they are expected to stay.
+
+        Streams still to come are left out, as where they go is what is being decided. The forecast
+        shares them out as placements went lately, so that an engine which got many is expected to
+        get many: decisions that look at that answer to earlier decisions, and swing. With answers
+        of a second, std(util) was three times that of this state (docs/placement.md).
+        """
+        self._set_state(fleet, np.multiply(fleet.running_requests, fleet.stream_stay))
 
     def state_expected(self, fleet: FleetState) -> None:
-        """Utilisation and memory as the forecast has them, mean of its columns; memory is at least
-        what is measured. `state_now` where nobody keeps a forecast (all its columns are zero)."""
+        """Utilisation and memory as the forecast has them, mean of its columns, with streams still
+        to come; memory is at least what is measured. `state_now` where nobody keeps a forecast (all
+        its columns are zero)."""
         util, mem = self.util, self.mem
         np.dot(fleet.forecast_util, _MEAN, out=util)
         if not util[util.argmax()] > 0.0:
@@ -65,6 +72,14 @@ class Appraisal:
             return
         np.dot(fleet.forecast_mem, _MEAN, out=mem)
         np.maximum(mem, fleet.kv_used_fraction, out=mem)
+        np.add(self.state, self.added, out=self.after)
+
+    def _set_state(self, fleet: FleetState, streams: Floats) -> None:
+        util, mem = self.util, self.mem
+        np.divide(self.backlog_s, self._window_s, out=util)
+        util += streams / fleet.places
+        beside_neighbours(fleet, util)
+        np.copyto(mem, fleet.kv_used_fraction)
         np.add(self.state, self.added, out=self.after)
 
     def _fill_decode_step(self, fleet: FleetState) -> None:

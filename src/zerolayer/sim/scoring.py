@@ -15,12 +15,14 @@ from zerolayer.sim.statistics import Cell, quantile_of, seconds_of
 from zerolayer.sim.tune import TERMS, Scores, is_far_behind, mean
 from zerolayer.sim.verdict import OURS
 
-PEERS = ("least_requests", "smg_least_load", "dynamo_kv", "expected_wait")
+PEERS = ("least_requests", "smg_least_load", "dynamo_kv", "llmd_scorers", "expected_wait")
 """What weights are measured against: one of each family that does well."""
 SECONDS_MAX = 1e4
 """A quantile that a lost request makes infinite counts as this many seconds, so that its logarithm
 is a number."""
 SECONDS_MIN = 1e-4
+BEHIND = 2.0
+"""How much more it counts to be behind than to be ahead: the aim is to be behind nowhere."""
 
 Tails = dict[tuple[str, float], float]
 """Seconds of each of TERMS."""
@@ -59,13 +61,13 @@ class Scoring:
         return Baseline(tails, names)
 
     def scores(self, weights: Weights, baseline: Baseline, best: Scores | None = None) -> Scores:
-        """Per trace, the mean of log(ours / best peer) over its cells and TERMS. Traces are left
-        out once the weights are far behind `best`."""
+        """Per trace, the mean of `lag` over its cells and TERMS. Traces are left out once the
+        weights are far behind `best`."""
         found: dict[str, float] = {}
         for trace in self._plan.traces:
             tails = self._tails(OURS, weights, (trace,))
             found[trace] = mean(
-                math.log(tails[cell][term] / baseline.tails[cell][term])
+                lag(tails[cell][term], baseline.tails[cell][term])
                 for cell in tails
                 for term in TERMS
             )
@@ -87,6 +89,12 @@ class Scoring:
         for number, result in self._simulators.work(tasks, self._watch):
             results[cells[number]].append(result)
         return {cell: tails_of(results[cell]) for cell in plan.cells()}
+
+
+def lag(ours: float, best_peer: float) -> float:
+    """log(ours / best peer), times BEHIND where that is above 0."""
+    ratio = math.log(ours / best_peer)
+    return BEHIND * ratio if ratio > 0.0 else ratio
 
 
 def tails_of(runs: Sequence[RunResult]) -> Tails:

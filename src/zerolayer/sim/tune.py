@@ -4,9 +4,10 @@ What is made small: the mean over cells, and over TERMS within each, of
 
     log(our quantile / the lowest quantile of the peers in that cell)
 
-so 0 is as good as the best peer everywhere, and -0.1 is 10 % better. P99 stands beside P99.9
-because the P99.9 of a few thousand requests rests on a handful of them. Runs of all candidates
-have the same seeds, so the same arrivals and faults, and differ by the weights alone.
+with what is above 0 counted twice (`scoring.lag`): it matters more to be behind nowhere than to be
+far ahead somewhere. 0 is as good as the best peer everywhere, and -0.1 is 10 % better. P99 stands
+beside P99.9 because the P99.9 of a few thousand requests rests on a handful of them. Runs of all
+candidates have the same seeds, so the same arrivals and faults, and differ by the weights alone.
 
 Three stages:
 1. Grid: points drawn evenly from the grid of LEVELS times each weight's default (random points of

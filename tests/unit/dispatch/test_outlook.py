@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerolayer.core.fleet_state import HORIZON_S, EngineReport, FleetState
+from zerolayer.dispatch.load import Appraisal
 from zerolayer.dispatch.outlook import NO_STREAMS, NOWHERE, Outlook, Streams
 from zerolayer.dispatch.policies import LeastRequests, PlacementRequest
 from zerolayer.dispatch.request_cost import (
@@ -161,6 +162,30 @@ def test_inflow_goes_where_placements_went_and_never_to_a_closed_engine() -> Non
     outlook.refresh(20 * SECOND_NS, fleet, NO_STREAMS)
     util = fleet.forecast_util[:, -1]
     assert util[0] > util[1] > util[2] > util[3] == 0.0
+
+
+def test_what_is_committed_knows_nothing_of_where_placements_went_lately() -> None:
+    """The forecast expects more of an engine that got much; a decision must not."""
+    outlook, fleet = taught(), idle()
+    for second in range(60):
+        outlook.arrived(second * 1_000_000_000, 400)
+        outlook.placed(fleet, 0, PlacementRequest(400))
+    outlook.refresh(60_000_000_000, fleet, NO_STREAMS)
+    case = Appraisal()
+    case.take(fleet, PlacementRequest(100))
+    case.state_expected(fleet)
+    assert case.util[0] > 2.0 * case.util[1]
+    case.state_committed(fleet)
+    assert case.util.tolist() == [0.0] * ENGINES
+
+
+@given(ROWS)
+def test_a_stream_is_expected_to_stay_for_a_share_of_the_window(
+    rows: list[tuple[int, int, int, bool]],
+) -> None:
+    outlook, fleet = taught(), loaded(rows)
+    outlook.refresh(1_000_000_000, fleet, streams_of(rows))
+    assert ((fleet.stream_stay >= 0.0) & (fleet.stream_stay <= 1.0 + 1e-9)).all()
 
 
 def test_prefix_hits_lower_the_prefill_that_is_expected() -> None:

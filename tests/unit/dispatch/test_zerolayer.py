@@ -1,6 +1,7 @@
 """What ours must keep to, and that each preference changes what it decides."""
 
 import random
+from dataclasses import replace
 from itertools import groupby
 
 import pytest
@@ -23,7 +24,7 @@ from zerolayer.dispatch.policies.zerolayer import (
 )
 
 NOBODY: frozenset[int] = frozenset()
-ONLY_WAIT = Weights(ttft=1.0, queue=0.0, prefix=0.0, pace=0.0, others=0.0, entropy=0.0, total=0.0)
+ONLY_WAIT = Weights(ttft=1.0, queue=0.0, stay=0.0, pace=0.0, others=0.0, entropy=0.0, total=0.0)
 HEAVY_OTHERS = Weights(ttft=1.0, queue=0.0, pace=0.1, others=0.5, entropy=0.0)
 
 
@@ -31,7 +32,7 @@ def after(fleet: FleetState, request: PlacementRequest) -> Floats:
     """Utilisation and memory of each engine with the request on it."""
     case = Appraisal()
     case.take(fleet, request)
-    case.state_expected(fleet)
+    case.state_committed(fleet)
     return case.after.copy()
 
 
@@ -82,7 +83,7 @@ def test_one_more_engine_never_raises_the_highest_utilisation_that_is_predicted(
     even = Weights(
         ttft=0.0,
         queue=0.0,
-        prefix=0.0,
+        stay=0.0,
         pace=0.0,
         others=0.0,
         total=0.0,
@@ -98,7 +99,7 @@ def test_one_more_engine_never_raises_the_highest_utilisation_that_is_predicted(
         engine = place(fleet, request, even)
         current = Appraisal()
         current.take(fleet, request)
-        current.state_expected(fleet)
+        current.state_committed(fleet)
         current.util[engine] = util[engine]
         peaks.append(float(current.util.max()))
     assert peaks[1] <= peaks[0] + 1e-9
@@ -197,6 +198,44 @@ def test_high_throughput_takes_the_prefix_hit_where_another_would_wait_less() ->
     assert place(fleet, saving) == 1
 
 
+ONLY_STAY = Weights(0.0, queue=0.0, pace=0.0, others=0.0, entropy=0.0, total=0.0, stay=100.0)
+
+
+def test_a_conversation_stays_where_most_of_its_prompt_is_held() -> None:
+    fleet = idle(2)
+    fleet.placed(1, 1_500)
+    request = PlacementRequest(1_000, 20)
+    assert place(fleet, request) == 0
+    assert place(fleet, replace(request, held_tokens={1: 900})) == 1
+
+
+def test_what_two_engines_hold_alike_keeps_a_request_at_neither() -> None:
+    fleet = idle(3)
+    for slot in (0, 1):
+        fleet.placed(slot, 1_500)
+    request = PlacementRequest(1_000, 20)
+    assert place(fleet, replace(request, held_tokens={0: 900, 1: 100})) == 0
+    assert place(fleet, replace(request, held_tokens={0: 900, 1: 896})) == 2
+
+
+@given(engines=FLEETS, request=REQUESTS)
+def test_only_the_engine_that_holds_most_is_worth_more_than_its_seconds(
+    engines: list[dict[str, float]], request: PlacementRequest
+) -> None:
+    fleet, prompt = build(engines), request.prompt_tokens
+    held = {slot: n for slot, n in (request.held_tokens or {}).items() if slot < fleet.engines}
+    asked = PlacementRequest(prompt, domain=request.domain, held_tokens=held)
+    decision = ZeroLayer(ONLY_STAY).choose(fleet, asked, NOBODY)
+    if decision is None:
+        return
+    most, *others = sorted(held.values(), reverse=True) or [0]
+    alone = most - max(others, default=0)
+    saved = alone * min(1.0, most / max(1, prompt)) * fleet.prefill_s_per_token[decision.engine]
+    is_holder = held.get(decision.engine) == most and alone > 0
+    expected = -ONLY_STAY.stay * saved if is_holder else 0.0
+    assert decision.score == pytest.approx(expected)
+
+
 def test_a_hint_prefers_its_domain_while_that_has_room() -> None:
     fleet = idle(2)
     fleet.set_domain(1, 7)
@@ -243,7 +282,15 @@ def test_only_a_request_that_may_be_refused_is_refused_and_told_when_to_come_aga
     wait_s = policy.retry_after_s(fleet, refusable)
     assert wait_s is not None
     assert 2.7 < wait_s < 3.5  # (1.5 - 0.95) of a window of 5 s, and the request's own share
-    decision = policy.choose(fleet, PlacementRequest(100, 50), NOBODY)
+    assert policy.choose(fleet, PlacementRequest(100, 50), NOBODY) is not None
+
+
+def test_a_choice_among_engines_over_their_limits_says_so() -> None:
+    fleet = idle(2)
+    fleet.kv_used_fraction[:] = (0.99, 0.97)
+    for slot in (0, 1):
+        fleet.set_capacity(slot, **room_for(16))
+    decision = ZeroLayer().choose(fleet, PlacementRequest(100, 50), NOBODY)
     assert decision is not None
     assert decision.reason == "zerolayer:overload"
 
@@ -254,9 +301,9 @@ def test_a_place_is_promised_within_bounds_and_only_when_there_is_none_now(
 ) -> None:
     fleet, policy = build(engines), ZeroLayer()
     wait_s = policy.retry_after_s(fleet, request)
-    decision = policy.choose(fleet, request, NOBODY)
-    overloaded = decision is not None and ":overload" in decision.reason
-    assert (wait_s is not None) == overloaded
+    placed = policy.choose(fleet, request, NOBODY) is not None
+    refused = policy.choose(fleet, replace(request, refusable=True), NOBODY) is None
+    assert (wait_s is not None) == (placed and refused)
     assert wait_s is None or RETRY_AFTER_S_MIN <= wait_s <= RETRY_AFTER_S_MAX
 
 

@@ -4,13 +4,18 @@ Score of engine i, in seconds; the smallest wins:
 
       ttft    * expected seconds to the first token                     (`expected_wait_s`)
     + queue   * seconds of prefill that wait there
-    + prefix  * seconds of prefill of its own, after what the engine holds already
     + pace    * expected output tokens * seconds per step without prefill
     + others  * streams there * (its prefill + its expected output tokens * decode seconds)
     + preempt * share of KV past the knee * seconds to compute its context again
     + entropy * WINDOW_S * M * (E after - E now)                        (`dispatch.entropy`)
     + total   * WINDOW_S * utilisation that it adds there: the sum of utilisations held to the least
+    - stay    * seconds of prefill that it saves by what it alone holds * share of the prompt held
     + pack    * (target - util, or util + target for an engine that would pass the target)
+
+`stay` keeps conversations together: the next turn finds most of its prompt where the last one ran,
+and a copy elsewhere would push other prefixes out. Only what no second engine holds counts, times
+the share of the prompt that is held: a system prompt is soon held everywhere, and must not crowd
+the engine that had it first.
 
 `others` is what streams there lose: each waits once for this prefill, and each of its tokens takes
 longer by one more stream in the batch. E is scaled by M, the engines that count, so that a weight
@@ -23,6 +28,7 @@ its free tokens); of a domain that a hint asks for; with free KV in one piece if
 score alone decides (the least bad engine), or the request is refused if it may be.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -58,22 +64,22 @@ class Weights:
 
     ttft: float = 1.0
     """The request's own wait for its first token."""
-    queue: float = 1.0
+    queue: float = 5.0
     """Seconds of prefill that wait on the engine, beyond what `ttft` counts of them: two prompts in
     one step make the longest pause that the streams there will see."""
-    prefix: float = 5.0
-    """Seconds of its own prefill, beside `ttft`: where its prefix is held, they are saved for
-    everybody, and the next turn of its conversation finds it there."""
-    pace: float = 0.05
+    pace: float = 0.25
     """The request's own time per token over its whole answer."""
-    others: float = 0.05
+    others: float = 0.25
     """Seconds that all streams there lose together."""
     preempt: float = 0.0
     """Seconds to compute a context again, by how far KV goes past the knee."""
     entropy: float = 1.0
     """Evenness of the fleet, in seconds of work."""
-    total: float = 0.1
+    total: float = 0.5
     """Work that it adds to the sum of utilisations: another engine may have less of it."""
+    stay: float = 20.0
+    """Seconds of prefill that a prefix saves which only this engine holds, times the share of the
+    prompt that it holds."""
     pack: float = 0.0
     """Fullest engine under the target first. Seconds per utilisation; it is meant to outweigh all
     other terms."""
@@ -90,8 +96,8 @@ class Weights:
                 )  # fmt: skip
             case Preference.HIGH_THROUGHPUT:
                 return replace(
-                    self, ttft=0.3 * self.ttft, queue=0.3 * self.queue, prefix=self.prefix + 3.0,
-                    pace=0.3 * self.pace, preempt=self.preempt + 5.0, entropy=0.3 * self.entropy,
+                    self, ttft=0.3 * self.ttft, queue=0.3 * self.queue, pace=0.3 * self.pace,
+                    total=self.total + 3.0, preempt=self.preempt + 5.0, entropy=0.3 * self.entropy,
                 )  # fmt: skip
             case Preference.COST_OPTIMAL:
                 return replace(self, entropy=0.0, pack=self.pack + 100.0)
@@ -118,11 +124,13 @@ class ZeroLayer:
         eligible, suffix = eligible_engines(fleet, request, exclude)
         if eligible is None:
             return None
-        case = self._appraise(fleet, request)
+        case = self._case
+        case.take(fleet, request)
+        if request.refusable and self._is_full(fleet, eligible):
+            return None
+        case.state_committed(fleet)
         among = within_limits(eligible, case.after, self._limits)
         if among is None:
-            if request.refusable:
-                return None
             among, suffix = eligible, suffix + ":overload"
         if request.preferred_domains or request.contiguous:
             among = _as_hinted(fleet, request, among)
@@ -148,8 +156,9 @@ class ZeroLayer:
         eligible, _ = eligible_engines(fleet, request, exclude)
         if eligible is None:
             return None
-        case = self._appraise(fleet, request)
-        if within_limits(eligible, case.after, self._limits) is not None:
+        case = self._case
+        case.take(fleet, request)
+        if not self._is_full(fleet, eligible):
             return None
         work_s = np.maximum(0.0, case.after[0] - self._limits.util_max) * WINDOW_S
         answer_s = case.decode_step_s * case.output / np.maximum(1.0, fleet.running_requests)
@@ -157,10 +166,10 @@ class ZeroLayer:
         wait_s = float(np.maximum(work_s, ends_s)[eligible].min())
         return min(RETRY_AFTER_S_MAX, max(RETRY_AFTER_S_MIN, wait_s))
 
-    def _appraise(self, fleet: FleetState, request: PlacementRequest) -> Appraisal:
-        self._case.take(fleet, request)
+    def _is_full(self, fleet: FleetState, eligible: Bools) -> bool:
+        """Whether the request takes every engine past a limit, with the streams still to come."""
         self._case.state_expected(fleet)
-        return self._case
+        return within_limits(eligible, self._case.after, self._limits) is None
 
     def _scores(self, fleet: FleetState, request: PlacementRequest, case: Appraisal) -> Floats:
         weights = self._weights[request.preference]
@@ -173,6 +182,8 @@ class ZeroLayer:
             scores += self._entropy.of_placement(
                 fleet, case.state, case.added, request.domain, weights.entropy * WINDOW_S
             )
+        if weights.stay and request.held_tokens:
+            _keep_together(scores, fleet, request.prompt_tokens, request.held_tokens, weights.stay)
         if weights.pack:
             scores += weights.pack * self._fullest_first(case)
         return scores
@@ -207,12 +218,24 @@ def _row_weights(weights: Weights, output: float) -> Floats:
             steps,
             steps + weights.others * output,
             weights.ttft + weights.queue,
-            weights.ttft + weights.prefix,
+            weights.ttft,
             weights.others,
             weights.pace * output,
             weights.total * WINDOW_S,
         )
     )
+
+
+def _keep_together(
+    scores: Floats, fleet: FleetState, prompt: int, held: Mapping[int, int], weight: float
+) -> None:
+    known = [(tokens, engine) for engine, tokens in held.items() if 0 <= engine < fleet.engines]
+    if not known:
+        return
+    most, engine = max(known)
+    next_most = max((tokens for tokens, other in known if other != engine), default=0)
+    alone_s = (most - next_most) * fleet.prefill_s_per_token[engine]
+    scores[engine] -= weight * alone_s * min(1.0, most / max(1, prompt))
 
 
 def _add_crowding(
