@@ -59,7 +59,8 @@ class Appraisal:
         get many: decisions that look at that answer to earlier decisions, and swing. With answers
         of a second, std(util) was three times that of this state (docs/placement.md).
         """
-        self._set_state(fleet, np.multiply(fleet.running_requests, fleet.stream_stay))
+        np.multiply(fleet.running_requests, fleet.stream_stay, out=self._work)
+        self._set_state(fleet, self._work)
 
     def state_expected(self, fleet: FleetState) -> None:
         """Utilisation and memory as the forecast has them, mean of its columns, with streams still
@@ -77,7 +78,7 @@ class Appraisal:
     def _set_state(self, fleet: FleetState, streams: Floats) -> None:
         util, mem = self.util, self.mem
         np.divide(self.backlog_s, self._window_s, out=util)
-        util += streams / fleet.places
+        util += np.divide(streams, fleet.places, out=self._work)
         beside_neighbours(fleet, util)
         np.copyto(mem, fleet.kv_used_fraction)
         np.add(self.state, self.added, out=self.after)
