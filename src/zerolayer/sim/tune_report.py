@@ -49,7 +49,8 @@ class Evidence:
 
 
 def percent_of(score: float) -> str:
-    """A mean log ratio as a person reads it: `-8.2 %` is that much below the best peer."""
+    """A mean of `scoring.lag` as a person reads it: `-8.2 %` is that much below the best peer, and
+    what lies above it counted twice."""
     return f"{math.expm1(score):+.1%}".replace("%", " %")
 
 
@@ -66,7 +67,7 @@ def evidence_json(evidence: Evidence) -> dict[str, Any]:
         "fresh_seeds": {"first": evidence.fresh_first_seed,
                         **{name: dict(scores) for name, scores in evidence.fresh.items()}},
         "cross_validation": [asdict(fold) for fold in cross_validate(search.tried)],
-        "objective": "mean over cells and terms of log(ours / best peer)",
+        "objective": "mean over cells and terms of log(ours / best peer), twice where above 0",
         "terms": [list(term) for term in TERMS],
         "peers": list(evidence.peers),
         "best_peers": [
@@ -104,8 +105,8 @@ def evidence_markdown(evidence: Evidence) -> str:
         f"{plan.requests or 'all'} requests, {plan.engines} engines ({plan.kind.gpu}, "
         f"{plan.kind.model}), {evidence.minutes:.0f} minutes, until {ended}.\n",
         "Scores are means over cells of P99.9 and P99 of the whole answer and of the worst pause, "
-        f"against the best of {_list(evidence.peers)} in each cell; below zero is better than "
-        "that peer.\n",
+        f"against the best of {_list(evidence.peers)} in each cell; what is above that peer counts "
+        "twice, and below zero is better than it.\n",
         _scores_table(evidence, default, winner),
         "\n## Weights\n",
         _weights_table(default.weights, winner.weights),
