@@ -3,7 +3,6 @@
 import asyncio
 import inspect
 from http import HTTPStatus
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +13,6 @@ from zerolayer.dispatch.asked import Asked, asked
 from zerolayer.dispatch.policies.base import Decision, Preference
 from zerolayer.dispatch.preference import Hints
 from zerolayer.engines import free_map, nvml
-from zerolayer.engines.counters import CHOSEN_GPUS
 
 ANSWERS = (
     "entrypoints.openai.chat_completion.serving:OpenAIServingChat",
@@ -135,14 +133,4 @@ def test_vllms_copy_of_nvml_takes_and_gives_what_we_pass_and_read() -> None:
     error = found("third_party.pynvml:NVMLError", needed_by)(3)
     assert (error.value, str(error)) == (3, "Not Supported"), (
         f"vLLM's NVMLError carries its number or its text elsewhere now; {needed_by} reads both"
-    )
-
-
-def test_the_environment_variable_that_chooses_gpus_is_still_the_same() -> None:
-    # Read and not imported: the module needs a CUDA build.
-    platform = (
-        Path(found("platforms", "engines/counters.py").__file__).parent / "cuda.py"
-    ).read_text()
-    assert f'device_control_env_var: str = "{CHOSEN_GPUS}"' in platform, (
-        "vLLM chooses its GPUs by another variable now; engines/counters.py and cli/environment.py"
     )

@@ -45,7 +45,9 @@ async def configure(fleet: "Fleet", options: ServeOptions, words: Sequence[str])
     """Lay `words` over those in force. Raises `ConfigError`; takes some seconds, in a thread."""
     loop = asyncio.get_running_loop()
     old, new = tuple(fleet.arguments), (*fleet.arguments, *words)
-    return await loop.run_in_executor(None, configured, options, old, new)
+    arguments = await loop.run_in_executor(None, configured, options, old, new)
+    fleet.settings.gpus.require_same_size(arguments.config)
+    return arguments
 
 
 def configured(options: ServeOptions, old: tuple[str, ...], new: tuple[str, ...]) -> NewArguments:

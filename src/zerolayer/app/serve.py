@@ -27,12 +27,13 @@ from vllm.v1.metrics.loggers import StatLoggerManager
 
 from zerolayer.app.admission import install_admission
 from zerolayer.app.roll_arguments import configure
-from zerolayer.app.vllm_words import ServeOptions, engine_config, parse_vllm_args
+from zerolayer.app.vllm_words import ServeOptions, engine_config, fleet_gpus, parse_vllm_args
 from zerolayer.arena.runtime_dir import RuntimeDir, reclaim
 from zerolayer.core.errors import ConfigError, EngineError, ZeroLayerError
 from zerolayer.core.outcome import Outcome
 from zerolayer.engines.client import FleetClient
 from zerolayer.engines.fleet import Fleet, FleetEvent, FleetSettings
+from zerolayer.engines.gpus import Gpus
 from zerolayer.engines.operations import OperationBusy
 from zerolayer.engines.status import status_of
 from zerolayer.engines.usage import install_usage_extras
@@ -90,10 +91,10 @@ async def _serve(
         if plugin:
             manager(plugin)
     vllm_config = engine_config(args, "MODEL", options.model)
+    settings = _fleet_settings(options, fleet_gpus(args, options, vllm_config))
     url = _url(listen_address, options)
     runtime = RuntimeDir.create(url=url, model=options.model, started_unix=time.time())
     try:
-        settings = _fleet_settings(options)
         with _stop_on_signals():
             async with Fleet.running(vllm_config, runtime, settings, on_event) as fleet:
                 await fleet.first_ready()
@@ -110,7 +111,7 @@ def _url(listen_address: str, options: ServeOptions) -> str:
     return listen_address if listen_address.startswith("unix:") else f"http://{host}:{options.port}"
 
 
-def _fleet_settings(options: ServeOptions) -> FleetSettings:
+def _fleet_settings(options: ServeOptions, gpus: Gpus) -> FleetSettings:
     environment = dict(options.environment)
     if current_platform.is_cpu():
         # The worker forks from its core, which has everything imported: 5 s a start, not 10.
@@ -125,6 +126,7 @@ def _fleet_settings(options: ServeOptions) -> FleetSettings:
         arguments=options.vllm_args,
         offload=options.offload,
         placement=options.placement,
+        gpus=gpus,
     )
 
 

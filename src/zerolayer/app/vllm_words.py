@@ -14,6 +14,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from zerolayer.core.errors import ConfigError
 from zerolayer.dispatch.choices import PlacementChoices
+from zerolayer.engines import gpus
 from zerolayer.engines.fleet import connector_config
 from zerolayer.gateway.placement import PlacementHeaders
 from zerolayer.gateway.sse import NoDoneAfterError
@@ -42,6 +43,8 @@ class ServeOptions:
     """Move streams off an engine before it is too full or too slow."""
     placement: PlacementChoices = field(default_factory=PlacementChoices)
     """How engines are chosen for streams."""
+    engines_per_gpu: int = 1
+    """How many engines may share a GPU; without GPUs it means nothing."""
     remote_admin: bool = False
     """Answer orders (drain, roll, scale, back) from other machines too."""
 
@@ -57,6 +60,7 @@ def parse_vllm_args(
     parser = make_arg_parser(FlexibleArgumentParser(prog="zerolayer serve MODEL --"))
     if on_error is not None:
         parser.error = on_error
+    gpus.divide_memory(parser, options.engines_per_gpu, current_platform)
     words = ["--host", options.host, "--port", str(options.port), *options.vllm_args]
     if current_platform.is_cpu() and not _given("--block-size", options.vllm_args):
         words += ["--block-size", "32"]
@@ -65,6 +69,7 @@ def parse_vllm_args(
     ours = (NoDoneAfterError, PlacementHeaders)
     args.middleware = [*args.middleware, *(f"{kind.__module__}.{kind.__name__}" for kind in ours)]
     validate_parsed_serve_args(args)
+    gpus.require_memory(args, options.engines_per_gpu, current_platform)
     for name in ("data_parallel_size", "api_server_count"):
         if (getattr(args, name, None) or 1) > 1:
             raise ConfigError(
@@ -90,12 +95,23 @@ def engine_config(args: argparse.Namespace, field: str, value: str) -> Any:
             "leave it out: Zero-Layer uses vLLM's connector slot for its own snapshots",
         )
     engine_args.kv_transfer_config = connector_config()
+    gpus.take_device_ids(engine_args, current_platform)
     try:
         return engine_args.create_engine_config()
     except (ValueError, OSError) as cause:
         raise ConfigError(
             field, value, f"vLLM cannot use it with these arguments: {_one_line(cause)}"
         ) from cause
+
+
+def fleet_gpus(args: argparse.Namespace, options: ServeOptions, config: Any) -> gpus.Gpus:
+    """Those that the fleet may use. Raises `ConfigError` when its engines do not find enough."""
+    chosen = options.environment.get(gpus.CHOSEN_GPUS, "")
+    found = gpus.find_gpus(
+        config, chosen, args.device_ids, options.engines_per_gpu, current_platform
+    )
+    found.require("--engines", options.engines)
+    return found
 
 
 def _one_line(cause: Exception) -> str:

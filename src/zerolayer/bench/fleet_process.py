@@ -85,6 +85,12 @@ class FleetOptions:
         )
 
 
+def sharing(engines: int, dev: Path = Path("/dev")) -> int:
+    """How many engines must share a GPU here, so that a measurement needs no second one."""
+    gpus = len(list(dev.glob("nvidia[0-9]*")))
+    return -(-engines // gpus) if gpus else 1
+
+
 class FleetProcess(ServerProcess):
     """`zerolayer serve` with all engines up."""
 
@@ -93,7 +99,8 @@ class FleetProcess(ServerProcess):
         super().__init__(options.command("zerolayer serve", (), free_port()), on_progress)
         argv = (
             sys.executable, "-m", "zerolayer.cli", "serve", options.model,
-            "--engines", str(options.engines), "--host", "127.0.0.1",
+            "--engines", str(options.engines),
+            "--engines-per-gpu", str(sharing(options.engines)), "--host", "127.0.0.1",
             "--port", str(self.command.port), "--log-dir", str(self.log_dir / "engines"),
             "--snapshots" if options.snapshots else "--no-snapshots",
             *options.serve_args, "--", *options.vllm_args,

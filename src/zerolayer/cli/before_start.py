@@ -11,16 +11,23 @@ import socket
 from pathlib import Path
 
 from zerolayer.core.errors import ConfigError, ZeroLayerError
-from zerolayer.core.limits import ENGINES_MAX
+from zerolayer.core.limits import ENGINES_MAX, ENGINES_PER_GPU_MAX
 from zerolayer.dispatch.choices import Domains, parse_domains
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
-def check_numbers(engines: int, port: int, snapshot_gib: float, wait_for_engine_s: float) -> None:
-    """Every number inside its range."""
+def check_engines(engines: int, engines_per_gpu: int) -> None:
+    """Both inside their ranges. Whether the machine has so many GPUs only vLLM can tell."""
     if not 1 <= engines <= ENGINES_MAX:
         raise ConfigError("--engines", engines, f"give a whole number from 1 to {ENGINES_MAX}")
+    if not 1 <= engines_per_gpu <= ENGINES_PER_GPU_MAX:
+        most = ENGINES_PER_GPU_MAX
+        raise ConfigError("--engines-per-gpu", engines_per_gpu, f"give 1 to {most} engines")
+
+
+def check_numbers(port: int, snapshot_gib: float, wait_for_engine_s: float) -> None:
+    """Every number inside its range."""
     if not 1 <= port <= 65_535:
         raise ConfigError("--port", port, "give a port from 1 to 65535")
     if not 0.001 <= snapshot_gib <= 100_000:

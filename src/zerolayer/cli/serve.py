@@ -32,8 +32,8 @@ HELP = (
     "is lost or said twice, and no connection breaks. Words behind -- go to vLLM unchanged."
 )
 EXAMPLE = (
-    "Example: zerolayer serve mistralai/Mistral-7B-v0.3 --engines 4 "
-    "-- --max-model-len 4096 --gpu-memory-utilization 0.2"
+    "Example: zerolayer serve mistralai/Mistral-7B-v0.3 --engines 2 --engines-per-gpu 2 "
+    "-- --max-model-len 4096"
 )
 
 Model = Annotated[
@@ -45,6 +45,15 @@ Model = Annotated[
 ]
 Engines = Annotated[
     int, typer.Option(help="vLLM engines to run; each is a process tree of its own.")
+]
+EnginesPerGpu = Annotated[
+    int,
+    typer.Option(
+        metavar="K",
+        help="Engines that may share a GPU. By default each has its own (with "
+        "--tensor-parallel-size 2 two of them). Each of K engines gets a K-th of "
+        "--gpu-memory-utilization, unless that is given: then it is each engine's own.",
+    ),
 ]
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Port = Annotated[int, typer.Option(help="Port to listen on.")]
@@ -138,6 +147,7 @@ class ServeWords:
     model: str | None
     """None: the packaged one."""
     engines: int
+    engines_per_gpu: int
     host: str
     port: int
     snapshots: bool
@@ -156,6 +166,7 @@ def serve(
     ctx: typer.Context,
     model: Model = None,
     engines: Engines = 2,
+    engines_per_gpu: EnginesPerGpu = 1,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     snapshots: Snapshots = True,
@@ -173,7 +184,8 @@ def serve(
     verbose: Verbose = False,
 ) -> None:
     """See `HELP`."""
-    before_start.check_numbers(engines, port, snapshot_gib, wait_for_engine)
+    before_start.check_engines(engines, engines_per_gpu)
+    before_start.check_numbers(port, snapshot_gib, wait_for_engine)
     placement = PlacementChoices(
         policy=before_start.check_policy(policy), admission=admission,
         domains=before_start.check_domains(domains, engines),
@@ -184,7 +196,8 @@ def serve(
     before_start.check_shared_memory(SHM)
     before_start.check_port_free(host, port)
     words = ServeWords(
-        model=model, engines=engines, host=host, port=port, snapshots=snapshots,
+        model=model, engines=engines, engines_per_gpu=engines_per_gpu,
+        host=host, port=port, snapshots=snapshots,
         snapshot_bytes=int(snapshot_gib * 2**30), wait_for_engine_s=wait_for_engine,
         log_dir=log_dir or environment.new_log_dir(datetime.now()), verbose=verbose,
         offload=offload, remote_admin=remote_admin, placement=placement,
@@ -220,7 +233,8 @@ def _run(words: ServeWords) -> int:
     from zerolayer.app.serve import ServeOptions, run_serve
 
     options = ServeOptions(
-        model=model, engines=words.engines, host=words.host, port=words.port,
+        model=model, engines=words.engines, engines_per_gpu=words.engines_per_gpu,
+        host=words.host, port=words.port,
         snapshots=words.snapshots, snapshot_bytes=words.snapshot_bytes,
         wait_for_engine_s=words.wait_for_engine_s, log_dir=words.log_dir,
         vllm_args=vllm_args(words), environment=environment.chosen_gpus(), offload=words.offload,

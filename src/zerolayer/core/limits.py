@@ -9,6 +9,9 @@ from typing import Final
 ENGINES_MAX: Final = 256
 """Slots of one fleet, rows of `load_heatmap`. A start that asks for more is refused."""
 
+ENGINES_PER_GPU_MAX: Final = 64
+"""Engines that may share a GPU. A start that asks for more is refused."""
+
 STREAMS_MAX: Final = 65_536
 """Streams in flight in one serving process, rows of `kv_snapshot_meta`. One more is refused with
 `Outcome.OVERLOADED`."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.logger import init_logger
 
 from zerolayer.core.fleet_state import NO_COUNTERS
-from zerolayer.engines.nvml import NOTHING, EngineGpus, NvmlReader, Reading, gpu_words, load_nvml
+from zerolayer.engines.nvml import NOTHING, EngineGpus, NvmlReader, Reading, load_nvml
 
 if TYPE_CHECKING:
     from zerolayer.engines.fleet import Fleet
@@ -24,8 +24,6 @@ logger = init_logger("vllm.zerolayer.counters")
 
 EVERY_S = 0.5
 STALE_S = 5.0
-DEVICE_TYPE = "cuda"
-CHOSEN_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +82,8 @@ class Counters:
         self._stale = False
 
     async def run(self, sampler: Sampler | None = None) -> None:
-        """Work for ever; end at once where there is no NVIDIA GPU."""
-        if self._fleet.vllm_config.device_config.device_type != DEVICE_TYPE:
+        """Work for ever; end at once where engines have no GPUs."""
+        if not self._fleet.settings.gpus.visible:
             return
         sampler = sampler or Sampler()
         sampler.start()
@@ -118,24 +116,16 @@ class Counters:
         reading, engine = self._readings.get(slot, NOTHING), self._engines.get(slot)
         if engine is None or reading == NOTHING:
             return None
-        shares = {
+        return {
             name: round(value, 4) if isinstance(value, float) else value
             for name, value in asdict(reading).items()
         }
-        return {"gpus": list(engine.words), **shares}
 
     def _gpus(self) -> dict[int, EngineGpus]:
         """Of the engines that are up."""
         found: dict[int, EngineGpus] = {}
         for supervisor in self._fleet.supervisors:
-            if supervisor.live is None:
-                continue
-            order = supervisor.live.launched.order
-            parallel = order.vllm_config.parallel_config
-            words = gpu_words(
-                order.environment.get(CHOSEN_GPUS, ""),
-                parallel.assigned_physical_gpu_ids,
-                parallel.world_size,
-            )
-            found[supervisor.slot] = EngineGpus(order.incarnation, words)
+            if supervisor.live is not None:
+                order = supervisor.live.launched.order
+                found[supervisor.slot] = EngineGpus(order.incarnation, order.gpus)
         return found

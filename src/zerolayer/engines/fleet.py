@@ -25,6 +25,7 @@ from zerolayer.dispatch.choices import PlacementChoices
 from zerolayer.dispatch.policies import PlacementRequest
 from zerolayer.engines.arena_readers import ArenaReaders
 from zerolayer.engines.counters import Counters
+from zerolayer.engines.gpus import NO_GPUS, Gpus
 from zerolayer.engines.housekeeping import Housekeeping
 from zerolayer.engines.launcher import LaunchedEngine, Launcher, LaunchOrder, kill_tree
 from zerolayer.engines.offloading import Offloading
@@ -76,6 +77,8 @@ class FleetSettings:
     """Move streams off an engine before it is too full or too slow."""
     placement: PlacementChoices = field(default_factory=PlacementChoices)
     """How engines are chosen for streams."""
+    gpus: Gpus = NO_GPUS
+    """Which of them each slot's engine has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +269,8 @@ class Fleet:
             incarnation=incarnation,
             vllm_config=config,
             log_path=self.settings.log_dir / f"{name}-{incarnation}.log",
-            environment=self.settings.environment,
+            environment={**self.settings.environment, **self.settings.gpus.environment(slot)},
+            gpus=self.settings.gpus.of(slot),
         )
 
     def _tell_connector(self, config: KVTransferConfig, slot: int, incarnation: int) -> None:

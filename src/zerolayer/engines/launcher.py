@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -47,6 +48,8 @@ class LaunchOrder:
     vllm_config: Any  # a private copy: the engine's extra config is already in it
     log_path: Path
     environment: dict[str, str]
+    gpus: tuple[str, ...] = ()
+    """Engines with the same ones start one after the other."""
 
 
 @dataclass
@@ -74,6 +77,7 @@ class Launcher:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(preload.PRELOAD)
         self._zmq = zmq.asyncio.Context()
+        self._turns: defaultdict[tuple[str, ...], asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def warm_up(self) -> None:
         """Start the fork server (call in the main thread: its death signal hangs on it)."""
@@ -84,6 +88,12 @@ class Launcher:
 
         Raises `EngineError` with the engine's last words when it ends before it is ready.
         """
+        if not order.gpus:
+            return await self._start(order)
+        async with self._turns[order.gpus]:
+            return await self._start(order)
+
+    async def _start(self, order: LaunchOrder) -> LaunchedEngine:
         began = time.monotonic()
         process = self._context.Process(
             target=engine_main,

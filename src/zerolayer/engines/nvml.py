@@ -57,7 +57,7 @@ class EngineGpus:
 
     incarnation: int
     words: tuple[str, ...]
-    """An index in PCI order, or a UUID (`GPU-...`, `MIG-...`), for each of its ranks."""
+    """As in `gpus.Gpus`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +98,6 @@ def load_nvml(library: Callable[[], Any] | None = None) -> Any | None:
         logger.warning("GPU counters are not read: nvmlInit failed (%s)", error)
         return None
     return nvml
-
-
-def gpu_words(visible: str, assigned: Sequence[int] | None, ranks: int) -> tuple[str, ...]:
-    """The GPUs of an engine with so many ranks, chosen as vLLM chooses them: those that its config
-    assigns (`--device-ids`), else the first in CUDA_VISIBLE_DEVICES (`visible`), else the first."""
-    if assigned:
-        return tuple(str(index) for index in assigned[:ranks])
-    named = [word.strip() for word in visible.split(",") if word.strip()]
-    return tuple(named[:ranks] if named else map(str, range(ranks)))
 
 
 def is_own_process(pid: int) -> bool:

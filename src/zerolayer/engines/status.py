@@ -88,6 +88,7 @@ def _engine(fleet: "Fleet", supervisor: "SlotSupervisor") -> dict[str, Any]:
         "start_seconds": round(record.start_seconds, 2),
         "missing_capacity_s": round(record.missing_capacity_s + _down_s(supervisor), 2),
         "snapshots": _snapshots(fleet, slot),
+        "gpus": list(fleet.settings.gpus.of(slot)),
     }
 
 

@@ -89,6 +89,7 @@ class Steering:
         self._operations.require_idle()
         if not 1 <= engines <= ENGINES_MAX:
             raise ConfigError("N", engines, f"give a whole number from 1 to {ENGINES_MAX}")
+        self._fleet.settings.gpus.require("N", engines)
 
         async def work(say: Say) -> dict[str, Any]:
             return await Scale(self._fleet, engines, say, PATIENCE_S, unchecked).run()

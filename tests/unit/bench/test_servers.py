@@ -10,7 +10,13 @@ import psutil
 import pytest
 
 from zerolayer.bench import chaos_signals
-from zerolayer.bench.fleet_process import VLLM_ARGS, FleetOptions, FleetProcess, PlainVllm
+from zerolayer.bench.fleet_process import (
+    VLLM_ARGS,
+    FleetOptions,
+    FleetProcess,
+    PlainVllm,
+    sharing,
+)
 from zerolayer.bench.prompts import prompt_of, story
 from zerolayer.bench.server_process import ServerCommand, ServerProcess, free_port
 from zerolayer.bench.stock_vllm import answering
@@ -78,6 +84,16 @@ def test_both_servers_get_the_same_words_and_environment(tmp_path: Path) -> None
     assert ours.environment == plain.environment
     assert "--no-snapshots" in ours.argv
     assert plain.argv[plain.argv.index("--data-parallel-size") + 1] == "3"
+
+
+def test_engines_of_a_measurement_share_gpus_only_as_far_as_there_are_too_few(
+    tmp_path: Path,
+) -> None:
+    assert sharing(3, tmp_path) == 1
+    for gpus, share in ((1, 3), (2, 2), (3, 1), (4, 1)):
+        (tmp_path / f"nvidia{gpus - 1}").touch()
+        (tmp_path / "nvidiactl").touch()
+        assert sharing(3, tmp_path) == share
 
 
 def test_vllm_gets_a_version_where_only_the_cpu_build_is() -> None:

@@ -102,12 +102,14 @@ def test_options_reach_the_server(served: list[Any], model: str, tmp_path: Path)
     logs, port = tmp_path / "my-logs", free_port()
     result = runner.invoke(
         app,
-        ["serve", model, "--engines", "3", "--port", str(port), "--no-snapshots",
+        ["serve", model, "--engines", "3", "--engines-per-gpu", "2", "--port", str(port),
+         "--no-snapshots",
          "--snapshot-gib", "0.5", "--wait-for-engine", "7", "--log-dir", str(logs), "--verbose"],
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     asked = served[0]
     assert (asked.engines, asked.port, asked.snapshots) == (3, port, False)
+    assert asked.engines_per_gpu == 2
     assert (asked.snapshot_bytes, asked.wait_for_engine_s) == (2**29, 7.0)
     assert (asked.log_dir, asked.vllm_args) == (logs, ())
     assert logs.is_dir()
@@ -152,6 +154,7 @@ def refused(result: Any) -> str:
     [
         (["--engines", "0"], "--engines"),
         (["--engines", "257"], "256"),
+        (["--engines-per-gpu", "0"], "--engines-per-gpu"),
         (["--port", "70000"], "--port"),
         (["--snapshot-gib", "0"], "--snapshot-gib"),
         (["--wait-for-engine", "-1"], "--wait-for-engine"),

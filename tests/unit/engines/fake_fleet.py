@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from tests.unit.stitch.noting_engines import Bench, NotingPort
 from zerolayer.core.engine_state import EngineEvent
 from zerolayer.core.ids import engine_name
+from zerolayer.engines.gpus import NO_GPUS
 from zerolayer.engines.operations import Operation, Operations
 from zerolayer.engines.steering import Steering
 from zerolayer.stitch.driver import Owned
@@ -87,6 +89,7 @@ class FakeFleet:
         self.configs = ["old"] * engines
         self.trials: dict[int, str] = {}
         self.arguments: tuple[str, ...] = ()
+        self.settings = SimpleNamespace(gpus=NO_GPUS)
         self.arenas = FakeArenas()
         self.log: list[str] = []
         self.tasks: set[asyncio.Task[Any]] = set()

@@ -12,28 +12,24 @@ from tests.unit.engines.fake_nvml import Card, FakeNvml
 from zerolayer.core.fleet_state import FleetState
 from zerolayer.engines import counters as counters_module
 from zerolayer.engines.counters import STALE_S, Counters, Sample, Sampler
+from zerolayer.engines.gpus import NO_GPUS, Gpus
 from zerolayer.engines.nvml import NOTHING, Reading
 
 SECOND_NS = 10**9
+GPUS = Gpus(("4", "5", "6", "7"), each=2)
 BESIDE = Reading(busy=0.97, foreign=0.25, foreign_bytes=7, pcie=0.5)
 
 
-def supervisor(slot: int, live: bool = True, visible: str = "4,5", ranks: int = 2) -> Any:
-    order = SimpleNamespace(
-        incarnation=1,
-        environment={"CUDA_VISIBLE_DEVICES": visible},
-        vllm_config=SimpleNamespace(
-            parallel_config=SimpleNamespace(assigned_physical_gpu_ids=None, world_size=ranks)
-        ),
-    )
+def supervisor(slot: int, live: bool = True) -> Any:
+    order = SimpleNamespace(incarnation=1, gpus=GPUS.of(slot))
     launched = SimpleNamespace(launched=SimpleNamespace(order=order))
     return SimpleNamespace(slot=slot, live=launched if live else None)
 
 
-def fleet_of(device: str = "cuda") -> Any:
+def fleet_of(gpus: Gpus = GPUS) -> Any:
     """Engine 0 up, engine 1 down."""
     return SimpleNamespace(
-        vllm_config=SimpleNamespace(device_config=SimpleNamespace(device_type=device)),
+        settings=SimpleNamespace(gpus=gpus),
         driver=SimpleNamespace(fleet=FleetState(2)),
         supervisors=[supervisor(0), supervisor(1, live=False)],
     )
@@ -62,7 +58,7 @@ class Seen(Sampler):
 
 async def test_without_an_nvidia_gpu_no_thread_is_started() -> None:
     sampler = Seen(Sample(0))
-    await Counters(fleet_of("cpu")).run(sampler)
+    await Counters(fleet_of(NO_GPUS)).run(sampler)
     assert not sampler.started
 
 
@@ -87,9 +83,7 @@ def test_a_look_goes_to_the_engines_that_are_up() -> None:
     assert load.foreign_util.tolist() == [0.25, 0.0]
     assert load.pcie_use.tolist() == [0.5, 0.0]
     assert load.has_neighbours
-    assert each.shown(0) == {
-        "gpus": ["4", "5"], "busy": 0.97, "foreign": 0.25, "foreign_bytes": 7, "pcie": 0.5,
-    }  # fmt: skip
+    assert each.shown(0) == {"busy": 0.97, "foreign": 0.25, "foreign_bytes": 7, "pcie": 0.5}
     assert each.shown(1) is None
 
 

@@ -18,6 +18,7 @@ from zerolayer.core.engine_state import EngineEvent
 from zerolayer.dispatch.choices import PlacementChoices, parse_domains
 from zerolayer.dispatch.policies.round_robin import RoundRobin
 from zerolayer.engines.fleet import Fleet, FleetSettings
+from zerolayer.engines.gpus import Gpus
 from zerolayer.engines.housekeeping import Housekeeping
 from zerolayer.engines.status import status_of
 from zerolayer.engines.watch import FleetWatch
@@ -33,14 +34,15 @@ def runtime(tmp_path: Path) -> Iterator[RuntimeDir]:
 @contextmanager
 def fleet_of(runtime: RuntimeDir, tmp_path: Path, choices: PlacementChoices) -> Iterator[Any]:
     config: Any = SimpleNamespace(
-        kv_transfer_config=object(),
+        kv_transfer_config=SimpleNamespace(),
         cache_config=SimpleNamespace(block_size=32),
         device_config=SimpleNamespace(device_type="cpu"),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=2048),
     )
     settings = FleetSettings(
         engines=3, snapshots=True, snapshot_bytes=1, wait_for_engine_s=1.0, log_dir=tmp_path,
-        environment={}, placement=choices,
+        environment={"CUDA_VISIBLE_DEVICES": "4,5,6"}, placement=choices,
+        gpus=Gpus(("4", "5", "6"), each=1),
     )  # fmt: skip
     fleet = Fleet(config, runtime, settings)
     for slot in (0, 1):
@@ -73,6 +75,16 @@ async def ticks(fleet: Any, runtime: RuntimeDir) -> None:
     assert status["engines"][0]["entropy_share"] == pytest.approx(
         rows[0]["entropy_score"], abs=1e-4
     )
+
+
+async def test_a_slot_keeps_its_gpus_at_every_start(runtime: RuntimeDir, tmp_path: Path) -> None:
+    with fleet_of(runtime, tmp_path, PlacementChoices()) as fleet:
+        fleet.trials[1] = fleet.configs[1]
+        orders = [fleet.order(1, incarnation) for incarnation in (1, 2)] + [fleet.order(2, 1)]
+        assert [order.gpus for order in orders] == [("5",), ("5",), ("6",)]
+        for order in orders:
+            assert order.environment["CUDA_VISIBLE_DEVICES"] == ",".join(order.gpus)
+        assert [engine["gpus"] for engine in status_of(fleet)["engines"]] == [["4"], ["5"], ["6"]]
 
 
 async def test_the_operators_policy_places_the_streams(runtime: RuntimeDir, tmp_path: Path) -> None:

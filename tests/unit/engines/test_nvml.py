@@ -23,7 +23,6 @@ from zerolayer.engines.nvml import (
     EngineGpus,
     NvmlReader,
     Reading,
-    gpu_words,
     is_own_process,
     load_nvml,
 )
@@ -245,24 +244,6 @@ def test_a_single_look_of_20_ms_moves_link_use_only_a_part_of_the_way() -> None:
     card.pcie = (40_000_000, 0)  # more than the link can do counts as all of it
     assert look(each, "0", at_s=1.5)[0].pcie == pytest.approx(1 / 3)
     assert look(each, "0", at_s=2.0)[0].pcie == pytest.approx(5 / 9)
-
-
-@pytest.mark.parametrize(
-    ("visible", "assigned", "ranks", "words"),
-    [
-        ("", None, 2, ("0", "1")),
-        ("2,3", None, 1, ("2",)),
-        ("2, 3", None, 2, ("2", "3")),
-        ("GPU-8932f937-d72c,GPU-1c5c", None, 1, ("GPU-8932f937-d72c",)),
-        ("MIG-4fa7c1d2-9d1c", None, 1, ("MIG-4fa7c1d2-9d1c",)),
-        ("MIG-GPU-8932f937-d72c/1/0", None, 1, ("MIG-GPU-8932f937-d72c/1/0",)),
-        ("4,5,6,7", [6, 7], 2, ("6", "7")),
-    ],
-)
-def test_an_engine_has_the_gpus_that_vllm_takes(
-    visible: str, assigned: list[int] | None, ranks: int, words: tuple[str, ...]
-) -> None:
-    assert gpu_words(visible, assigned, ranks) == words
 
 
 def test_what_this_process_started_is_ours_and_its_parent_is_not() -> None:

@@ -11,6 +11,7 @@ from zerolayer.core.fleet_state import EngineReport, FleetState
 from zerolayer.dispatch.choices import PlacementChoices
 from zerolayer.dispatch.cost import ErrorPercentiles
 from zerolayer.dispatch.outlook import Outlook
+from zerolayer.engines.gpus import Gpus
 from zerolayer.engines.prefixes import Prefixes
 from zerolayer.engines.status import status_of
 from zerolayer.engines.status_placement import load_rows
@@ -26,7 +27,7 @@ ENGINE_FIELDS = {
     "waiting", "kv_used_percent", "expected_step_ms", "restarts", "last_fault", "up_since",
     "missing_capacity_s", "snapshots", "domain", "labels", "hot", "utilisation", "forecast_util",
     "forecast_mem", "entropy_share", "tokens_per_s", "free_run_tokens", "fragmentation", "link_use",
-    "step_error", "reference_step_ms", "step_model_s", "demand", "hardware",
+    "step_error", "reference_step_ms", "step_model_s", "demand", "hardware", "gpus",
 }  # fmt: skip
 PLACEMENT_FIELDS = {
     "policy", "admission", "objective", "utilisation_std", "drain_rule", "expected_output_tokens",
@@ -69,7 +70,7 @@ def fleet(tmp_path: Path) -> Any:
         ),
         driver=driver, supervisors=supervisors, arguments=("--max-num-seqs", "4"),
         operations=SimpleNamespace(newest=None),
-        settings=SimpleNamespace(snapshots=True, log_dir=tmp_path),
+        settings=SimpleNamespace(snapshots=True, log_dir=tmp_path, gpus=Gpus(("4", "7"), 1)),
         boards=[SimpleNamespace(read_core=lambda: board)] * 2,
         watch=SimpleNamespace(
             expected_step_s=lambda slot: 0.05525,
@@ -109,6 +110,10 @@ def test_a_dead_engine_shows_no_process_and_no_stale_load(fleet: Any) -> None:
     assert (dead["state"], dead["core_pid"], dead["worker_pids"]) == ("dead", None, [])
     assert (dead["running"], dead["expected_step_ms"], dead["up_since"]) == (0, None, None)
     assert dead["missing_capacity_s"] > 1.0  # this outage counts while it lasts
+
+
+def test_an_engine_shows_its_gpus_whether_it_is_up_or_not(fleet: Any) -> None:
+    assert [engine["gpus"] for engine in status_of(fleet)["engines"]] == [["4"], ["7"]]
 
 
 def test_snapshots_say_why_they_are_off(fleet: Any) -> None:

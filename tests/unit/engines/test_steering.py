@@ -9,6 +9,7 @@ from tests.unit.engines.fake_fleet import FakeFleet
 from zerolayer.core.engine_state import EngineEvent, EngineState
 from zerolayer.core.errors import ConfigError
 from zerolayer.engines import coming_up, emptying, scaling
+from zerolayer.engines.gpus import Gpus
 from zerolayer.engines.operations import LINES_MAX, OperationBusy
 from zerolayer.engines.rolling import NewArguments
 from zerolayer.engines.room import Room
@@ -230,6 +231,15 @@ async def test_engines_that_do_not_fit_are_refused_with_figures(
     assert len(fleet.supervisors) == 1
     done = await fleet.carried_out(lambda: fleet.steering.scale(3, unchecked=True))
     assert (done.error, len(fleet.supervisors)) == ("", 3)
+
+
+async def test_engines_beyond_the_gpus_are_refused_even_unchecked_and_nothing_changes() -> None:
+    fleet = await fleet_with_streams(2, 2)
+    fleet.settings.gpus = Gpus(("0", "1"), each=1)
+    with pytest.raises(ConfigError, match=r"has 2 visible GPUs .* --engines-per-gpu 2"):
+        fleet.steering.scale(3, unchecked=True)
+    assert fleet.operations.newest is None
+    assert states(fleet) == ["ready", "ready"]
 
 
 async def test_an_engine_that_does_not_start_is_taken_away_again(
