@@ -33,7 +33,8 @@ def status_view(status: Mapping[str, Any], now_unix: float | None = None) -> Ren
     """Head line, one row per engine, reasons, totals, the last moves and the last events."""
     now = time.time() if now_unix is None else now_unix
     parts: list[RenderableType] = [_head(status, now), _engines(status)]
-    parts += [*_reasons(status), *_operation(status), *heat_view(status), _totals(status)]
+    parts += [*_gpus(status), *_reasons(status), *_operation(status)]
+    parts += [*heat_view(status), _totals(status)]
     moves, events = status.get("recent_moves", []), status.get("events", [])
     if moves:
         parts.append(_moves(moves[-MOVES_SHOWN:]))
@@ -78,6 +79,13 @@ def _engines(status: Mapping[str, Any]) -> Table:
             "on" if engine.get("snapshots") == "on" else "off",
         )
     return table
+
+
+def _gpus(status: Mapping[str, Any]) -> list[RenderableType]:
+    """Which engine has which, where they have any."""
+    rows = [row for row in status["engines"] if row.get("gpus")]
+    have = [f"{row['id']} {','.join(row['gpus'])}" for row in rows]
+    return [Text(f"GPUs: {'; '.join(have)}")] if have else []
 
 
 def _reasons(status: Mapping[str, Any]) -> list[RenderableType]:

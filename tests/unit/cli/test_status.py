@@ -117,6 +117,12 @@ def test_an_engine_without_snapshots_says_why() -> None:
     assert "e0 keeps no snapshots: the tmpfs [/dev/shm] is full" in text
 
 
+def test_gpus_are_named_where_engines_have_any() -> None:
+    assert "GPUs" not in shown(status(engines=[engine(0, gpus=[])]))
+    text = shown(status(engines=[engine(0, gpus=["0", "1"]), engine(1, gpus=["MIG-4fa7[c1]"])]))
+    assert "GPUs: e0 0,1; e1 MIG-4fa7[c1]" in text
+
+
 def test_the_engines_fit_into_80_columns() -> None:
     big = engine(255, state="set_aside", core_pid=4_194_303, streams=1024, expected_step_ms=1234.5)
     text = shown(status(engines=[big], recent_moves=[]), width=80)
