@@ -58,6 +58,6 @@ def test_the_memory_picture_and_the_forecast_are_there_after_an_answer(fleet: Fl
         assert engine["free_run_tokens"] > 0
         assert 0.0 <= engine["fragmentation"] < 1.0
         assert len(engine["forecast_util"]) == 5
-        assert engine["step_error"]["steps"] > 0
+    assert sum(engine["step_error"]["steps"] for engine in status["engines"]) > 0
     assert sum(engine["tokens_per_s"] for engine in status["engines"]) > 0.0
     assert status["placement"]["policy"] == "zerolayer"
