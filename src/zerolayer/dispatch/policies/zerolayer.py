@@ -60,20 +60,21 @@ RETRY_AFTER_S_MAX = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What each second counts. `tune` searches these; 0 leaves a term out."""
+    """What each second counts. `tune` searches these; 0 leaves a term out. The defaults are near what
+    it found, and where they are not docs/simulator.md says why."""
 
     ttft: float = 1.0
     """The request's own wait for its first token."""
     queue: float = 5.0
     """Seconds of prefill that wait on the engine, beyond what `ttft` counts of them: two prompts in
     one step make the longest pause that the streams there will see."""
-    pace: float = 0.25
+    pace: float = 0.05
     """The request's own time per token over its whole answer."""
     others: float = 0.25
     """Seconds that all streams there lose together."""
     preempt: float = 0.0
     """Seconds to compute a context again, by how far KV goes past the knee."""
-    entropy: float = 1.0
+    entropy: float = 5.0
     """Evenness of the fleet, in seconds of work."""
     total: float = 0.5
     """Work that it adds to the sum of utilisations: another engine may have less of it."""
