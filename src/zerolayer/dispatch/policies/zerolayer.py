@@ -60,8 +60,8 @@ RETRY_AFTER_S_MAX = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What each second counts. `tune` searches these; 0 leaves a term out. The defaults are near what
-    it found, and where they are not docs/simulator.md says why."""
+    """What each second counts. `tune` searches these; 0 leaves a term out. How the defaults come
+    from what it found is in docs/simulator.md."""
 
     ttft: float = 1.0
     """The request's own wait for its first token."""
