@@ -65,16 +65,16 @@ class Weights:
 
     ttft: float = 1.0
     """The request's own wait for its first token."""
-    queue: float = 5.0
+    queue: float = 2.0
     """Seconds of prefill that wait on the engine, beyond what `ttft` counts of them: two prompts in
     one step make the longest pause that the streams there will see."""
-    pace: float = 0.05
+    pace: float = 0.25
     """The request's own time per token over its whole answer."""
     others: float = 0.25
     """Seconds that all streams there lose together."""
     preempt: float = 0.0
     """Seconds to compute a context again, by how far KV goes past the knee."""
-    entropy: float = 5.0
+    entropy: float = 1.0
     """Evenness of the fleet, in seconds of work."""
     total: float = 0.5
     """Work that it adds to the sum of utilisations: another engine may have less of it."""
