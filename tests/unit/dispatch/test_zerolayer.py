@@ -190,8 +190,8 @@ def test_low_latency_avoids_the_engine_with_a_long_prefill_in_its_queue() -> Non
 
 def test_high_throughput_takes_the_prefix_hit_where_another_would_wait_less() -> None:
     fleet = idle(2)
-    fleet.placed(1, 2_400)
-    held = {1: 500}
+    fleet.placed(1, 1_000)
+    held = {1: 400}
     plain = PlacementRequest(1_000, 20, held_tokens=held)
     saving = PlacementRequest(1_000, 20, held_tokens=held, preference=Preference.HIGH_THROUGHPUT)
     assert place(fleet, plain) == 0
