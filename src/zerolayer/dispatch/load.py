@@ -57,7 +57,7 @@ class Appraisal:
         Streams still to come are left out, as where they go is what is being decided. The forecast
         shares them out as placements went lately, so that an engine which got many is expected to
         get many: decisions that look at that answer to earlier decisions, and swing. With answers
-        of a second, std(util) was three times that of this state (docs/placement.md).
+        of a second, std(util) was twice that of this state (docs/placement.md).
         """
         np.multiply(fleet.running_requests, fleet.stream_stay, out=self._work)
         self._set_state(fleet, self._work)

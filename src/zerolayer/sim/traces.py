@@ -103,9 +103,18 @@ def _read(path: Path, name: str) -> Trace:
         raise ConfigError("--trace", str(path), _wanted("no rows, a count below 1, or unsorted"))
     prefixes = None
     if name in BLOCK_TOKENS:
-        prefixes = tuple(tuple(int(block) for block in (line or "").split()) for line in hashes)
+        prefixes = tuple(_blocks(line or "") for line in hashes)
     arrival = _spread(arrival, SPREAD_S.get(name, 0.0)) - arrival[0]
     return Trace(name, arrival, prompt, output, prefixes, BLOCK_TOKENS.get(name, 0))
+
+
+def _blocks(line: str) -> tuple[int, ...]:
+    """Ids of blocks; `7-9` stands for 7 8 9."""
+    ids: list[int] = []
+    for word in line.split():
+        first, _, last = word.partition("-")
+        ids.extend(range(int(first), int(last or first) + 1))
+    return tuple(ids)
 
 
 def _wanted(cause: object) -> str:
