@@ -108,6 +108,8 @@ class FleetState:
         self.places = np.full(engines, 256.0)
         """Streams that it can decode at once, 1 or more: `requests_max`, or fewer of the length
         that streams have lately (`request_cost.decode_places`, renewed with the forecast)."""
+        self.size = np.ones(engines)
+        """Its places as a multiple of the fleet's mean."""
         self.stream_stay = np.ones(engines)
         """Share of the next HORIZON_S seconds in which a stream that is placed there is expected to
         decode, 0 to 1, mean over its streams; renewed with the forecast, 1 without one."""
@@ -154,11 +156,18 @@ class FleetState:
         self.engines = engines
         self.one_domain = self._one_domain()
         self.has_neighbours = bool(self.foreign_util.any())
+        self.set_places(self.places)
 
     def set_capacity(self, engine: int, *, requests_max: int, kv_tokens: float) -> None:
         """What the engine said of itself when it came up."""
         self.requests_max[engine] = self.places[engine] = max(1, requests_max)
         self.kv_tokens[engine] = max(1.0, kv_tokens)
+        self.set_places(self.places)
+
+    def set_places(self, places: Floats) -> None:
+        """Streams that each engine can decode at once, 1 or more. Shape (engines,)."""
+        self.places[:] = places
+        self.size[:] = places / places.mean()
 
     def set_standing(self, engine: int, *, accepts: bool, suspect: bool = False) -> None:
         """Whether the engine takes new streams, and whether it is only the last choice."""

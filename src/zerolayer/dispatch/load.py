@@ -17,8 +17,6 @@ from zerolayer.dispatch.request_cost import STEP_S_MIN
 WINDOW_S = float(HORIZON_S)
 """Seconds over which a utilisation is meant."""
 _MEAN = np.full(HORIZON_S, 1.0 / HORIZON_S)
-ROWS = 7
-"""Rows of `Appraisal.rows`."""
 
 
 class Appraisal:
@@ -35,11 +33,8 @@ class Appraisal:
             self._resize(fleet.engines)
         self.output = float(max(1, request.expected_output_tokens))
         tokens_to_compute(fleet, request, self.own)
-        np.copyto(self.step_s, fleet.expected_step_s)
-        np.multiply(fleet.running_requests, fleet.decode_s_per_request, out=self.decoding_s)
         np.multiply(fleet.waiting_tokens, fleet.prefill_s_per_token, out=self.backlog_s)
         np.multiply(self.own, fleet.prefill_s_per_token, out=self.own_s)
-        np.multiply(fleet.running_requests, self.own_s, out=self.others_s)
         self._fill_decode_step(fleet)
         self._fill_added(fleet, request)
 
@@ -88,24 +83,19 @@ class Appraisal:
         token will take once the queue is empty."""
         step_s, work = self.decode_step_s, self._work
         np.multiply(fleet.in_flight_prefill_tokens, fleet.prefill_s_per_token, out=work)
-        np.subtract(self.step_s, work, out=step_s)
+        np.subtract(fleet.expected_step_s, work, out=step_s)
         np.maximum(step_s, self._step_s_min, out=step_s)
         np.multiply(fleet.waiting_requests, fleet.decode_s_per_request, out=work)
         step_s += work
 
     def _fill_added(self, fleet: FleetState, request: PlacementRequest) -> None:
-        """Work behind a backlog is in demand in every window until it is done, so the prefill
-        counts once per second of backlog, at least once, as in `request_cost.prefill_demand`. The
-        stream decodes for its expected output, which may end within the window; that it begins
-        later is left out."""
-        util, mem, work = self.util_added, self.mem_added, self._work
-        np.minimum(self.backlog_s, self._window_s, out=util)
-        np.maximum(util, self._second, out=util)
-        util *= self.own_s
-        np.multiply(self.decode_step_s, self.output, out=work)
-        np.minimum(work, self._window_s, out=work)
-        work /= fleet.places
-        util += work
+        """Its prefill, and a place while it decodes: for its expected output, which may end within
+        the window. That it begins later is left out."""
+        util, mem = self.util_added, self.mem_added
+        np.multiply(self.decode_step_s, self.output, out=util)
+        np.minimum(util, self._window_s, out=util)
+        util /= fleet.places
+        util += self.own_s
         util /= self._window_s
         added_beside_neighbours(fleet, util)
         # Held prefixes too: blocks that only the cache holds are counted as free.
@@ -118,14 +108,9 @@ class Appraisal:
         """Expected output tokens, at least 1."""
         self.own: Floats = np.zeros(engines)
         """Prompt tokens to compute there."""
-        everything: Floats = np.zeros((ROWS + 1, engines))
-        self.rows = everything[:ROWS]
-        """What a weighted sum over rows is made of, in seconds but for `util_added`."""
-        self.step_s, self.decoding_s, self.backlog_s = self.rows[:3]
-        """A step now; decode seconds per step of the streams there; prefill that waits there."""
-        self.own_s, self.others_s, self.decode_step_s = self.rows[3:6]
-        """Prefill of the request; the same once for each stream there; a step without prefill."""
-        self.added = everything[ROWS - 1 :]
+        self.backlog_s, self.own_s, self.decode_step_s = np.zeros((3, engines))
+        """Prefill that waits there; that of the request; a step without prefill. All in seconds."""
+        self.added: Floats = np.zeros((2, engines))
         """Utilisation, and share of KV when the stream has its whole expected length (0 where the
         capacity is not known), that the request adds: shape (2, engines)."""
         self.util_added, self.mem_added = self.added
@@ -136,5 +121,5 @@ class Appraisal:
         """Both with the request."""
         self._work: Floats = np.zeros(engines)
         # Constants as arrays: numpy turns a Python number into one at every operation.
-        self._window_s, self._second = np.full(engines, WINDOW_S), np.ones(engines)
+        self._window_s = np.full(engines, WINDOW_S)
         self._step_s_min = np.full(engines, STEP_S_MIN)

@@ -159,7 +159,7 @@ class Outlook:
         demand = prefill_demand(backlog_s, _arriving_s(fleet, expected, shares))
         places = decode_places(fleet)
         rate = decode_tokens_per_s(self._decode_step_s(fleet), busy_share(demand))
-        fleet.places[:] = places
+        fleet.set_places(places)
         self.lengths.running(decode.delivered, float(expected[:, 0].mean()))
         left, tokens = self._survivors(decode, rate, None)
         started, new_tokens = self._survivors(wait, rate, starts_s)

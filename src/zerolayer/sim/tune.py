@@ -182,8 +182,7 @@ def objective_grid(search: Search) -> None:
         if search.time_is_up(SIMPLEX_TIME):
             search.cut_short = True
             return
-        objective = replace(point, total=start.objective.total)
-        search.attempt(replace(start, objective=objective), "objective")
+        search.attempt(replace(start, objective=point), "objective")
 
 
 def local_search(search: Search) -> None:

@@ -15,6 +15,7 @@ from zerolayer.dispatch.entropy import EntropyWeights, Limits
 from zerolayer.dispatch.load import Appraisal
 from zerolayer.dispatch.policies import PlacementRequest, expected_wait_s
 from zerolayer.dispatch.policies.base import Decision, Preference
+from zerolayer.dispatch.policies.expected_wait import STEPS_TO_FIRST_TOKEN
 from zerolayer.dispatch.policies.registry import POLICIES, Continuation, PolicyEntry, policy_entry
 from zerolayer.dispatch.policies.zerolayer import (
     RETRY_AFTER_S_MAX,
@@ -24,8 +25,7 @@ from zerolayer.dispatch.policies.zerolayer import (
 )
 
 NOBODY: frozenset[int] = frozenset()
-ONLY_WAIT = Weights(ttft=1.0, queue=0.0, stay=0.0, pace=0.0, others=0.0, entropy=0.0, total=0.0)
-HEAVY_OTHERS = Weights(ttft=1.0, queue=0.0, pace=0.1, others=0.5, entropy=0.0)
+ONLY_WAIT = Weights(ttft=1.0, entropy=0.0, stay=0.0)
 
 
 def after(fleet: FleetState, request: PlacementRequest) -> Floats:
@@ -80,15 +80,7 @@ def test_one_more_engine_never_raises_the_highest_utilisation_that_is_predicted(
     engines: list[dict[str, float]], request: PlacementRequest
 ) -> None:
     """By evenness of utilisation alone: the request's own wait may be worth a higher peak."""
-    even = Weights(
-        ttft=0.0,
-        queue=0.0,
-        stay=0.0,
-        pace=0.0,
-        others=0.0,
-        total=0.0,
-        objective=EntropyWeights(1.0, 0.0, 0.0),
-    )
+    even = Weights(ttft=0.0, stay=0.0, objective=EntropyWeights(1.0, 0.0, 0.0))
     request = PlacementRequest(request.prompt_tokens, request.expected_output_tokens)
     healthy = [{**e, "accepts": True, "suspect": False, "domain": 0, "hot": False} for e in engines]
     fresh = {**healthy[0], "streams": 0, "util": 0.0, "kv": 0.0, "link": 0.0}
@@ -118,7 +110,7 @@ def test_placements_are_the_same_for_the_same_seed(
 
 
 @given(engines=FLEETS, request=REQUESTS)
-def test_with_the_wait_alone_the_score_is_the_expected_wait(
+def test_with_the_wait_alone_the_score_is_the_expected_wait_without_the_steps(
     engines: list[dict[str, float]], request: PlacementRequest
 ) -> None:
     fleet = build(engines)
@@ -127,8 +119,9 @@ def test_with_the_wait_alone_the_score_is_the_expected_wait(
     )
     decision = ZeroLayer(ONLY_WAIT).choose(fleet, request, NOBODY)
     if decision is not None:
-        wait = expected_wait_s(fleet, request)[decision.engine]
-        assert decision.score == pytest.approx(float(wait))
+        step_s = fleet.expected_step_s + fleet.running_requests * fleet.decode_s_per_request
+        wait_s = expected_wait_s(fleet, request) - STEPS_TO_FIRST_TOKEN * step_s
+        assert decision.score == pytest.approx(float(wait_s[decision.engine]), abs=1e-9)
 
 
 @given(engines=FLEETS, request=REQUESTS)
@@ -178,27 +171,27 @@ def test_cost_optimal_fills_the_busy_engine_up_to_the_target_and_then_the_next()
 
 def test_low_latency_avoids_the_engine_with_a_long_prefill_in_its_queue() -> None:
     fleet = idle(2)
-    for _ in range(10):
+    for _ in range(60):
         fleet.placed(0, 10)
         fleet.first_token(0, 10)
     fleet.placed(1, 100)
     plain = PlacementRequest(50, 20)
     hurried = PlacementRequest(50, 20, preference=Preference.LOW_LATENCY)
-    assert place(fleet, plain, HEAVY_OTHERS) == 1
-    assert place(fleet, hurried, HEAVY_OTHERS) == 0
+    assert place(fleet, plain) == 1
+    assert place(fleet, hurried) == 0
 
 
 def test_high_throughput_takes_the_prefix_hit_where_another_would_wait_less() -> None:
     fleet = idle(2)
     fleet.placed(1, 1_000)
-    held = {1: 400}
+    held = {1: 200}
     plain = PlacementRequest(1_000, 20, held_tokens=held)
     saving = PlacementRequest(1_000, 20, held_tokens=held, preference=Preference.HIGH_THROUGHPUT)
     assert place(fleet, plain) == 0
     assert place(fleet, saving) == 1
 
 
-ONLY_STAY = Weights(0.0, queue=0.0, pace=0.0, others=0.0, entropy=0.0, total=0.0, stay=100.0)
+ONLY_STAY = Weights(ttft=0.0, entropy=0.0, stay=100.0)
 
 
 def test_a_conversation_stays_where_most_of_its_prompt_is_held() -> None:
@@ -212,7 +205,7 @@ def test_a_conversation_stays_where_most_of_its_prompt_is_held() -> None:
 def test_what_two_engines_hold_alike_keeps_a_request_at_neither() -> None:
     fleet = idle(3)
     for slot in (0, 1):
-        fleet.placed(slot, 1_500)
+        fleet.placed(slot, 3_000)
     request = PlacementRequest(1_000, 20)
     assert place(fleet, replace(request, held_tokens={0: 900, 1: 100})) == 0
     assert place(fleet, replace(request, held_tokens={0: 900, 1: 896})) == 2

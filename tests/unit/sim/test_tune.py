@@ -27,9 +27,9 @@ from zerolayer.sim.tune import (
 
 
 def bowl(weights: Weights, _best: Scores | None = None) -> Scores:
-    """Lowest at entropy 4, others 0.05 and the source's objective; trace b cares twice as much."""
+    """Lowest at entropy 4, total 0.05 and the source's objective; trace b cares twice as much."""
     far = abs(math.log((weights.entropy + 1e-6) / 4))
-    far += abs(math.log((weights.others + 1e-6) / 0.05))
+    far += abs(math.log((weights.total + 1e-6) / 0.05))
     far += abs(weights.objective.util - SOURCE_OBJECTIVE.util)
     return {"a": far, "b": 2 * far}
 
@@ -46,7 +46,7 @@ def up_after(questions: int) -> Callable[[float], bool]:
 def test_the_search_finds_the_bottom_of_a_bowl() -> None:
     best = search_weights(bowl, never, points=30).best()
     assert best.weights.entropy == pytest.approx(4, rel=0.15)
-    assert best.weights.others == pytest.approx(0.05, rel=0.15)
+    assert best.weights.total == pytest.approx(0.05, rel=0.15)
     assert best.weights.objective == SOURCE_OBJECTIVE
 
 

@@ -12,10 +12,10 @@ import numpy as np
 from zerolayer.core.fleet_state import FleetState
 from zerolayer.dispatch.entropy import (
     SOURCE_WEIGHTS,
-    Entropy,
     EntropyWeights,
     Limits,
     Variant,
+    of_placement,
     within_limits,
 )
 from zerolayer.dispatch.load import Appraisal
@@ -38,7 +38,7 @@ class EntropyOnly:
     ) -> None:
         self._variant = variant
         self._limits = limits or Limits()
-        self._entropy = Entropy(weights)
+        self._weights = weights
         self._case = Appraisal()
         self._rotation = Rotation("entropy_source" if variant is Variant.SOURCE else "entropy")
 
@@ -56,7 +56,7 @@ class EntropyOnly:
         if among is None:
             after = case.after[0]
             return self._rotation.pick_among(fleet, eligible, after, 0.0, suffix + ":overload")
-        scores = self._entropy.of_placement(fleet, case.state, case.added, request.domain)
+        scores = of_placement(fleet, case.state, case.added, request.domain, self._weights)
         if self._variant is Variant.SOURCE:
             scores = np.abs(scores)
         return self._rotation.pick_among(fleet, among, scores, 0.0, suffix)

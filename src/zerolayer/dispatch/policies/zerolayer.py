@@ -1,25 +1,30 @@
-"""Ours: expected seconds, for this stream and those beside it, and the evenness of the fleet.
+"""Ours: the evenness of the fleet in squares, and this request's own wait.
 
 Score of engine i, in seconds; the smallest wins:
 
-      ttft    * expected seconds to the first token                     (`expected_wait_s`)
-    + queue   * seconds of prefill that wait there
-    + pace    * expected output tokens * seconds per step without prefill
-    + others  * streams there * (its prefill + its expected output tokens * decode seconds)
-    + preempt * share of KV past the knee * seconds to compute its context again
-    + entropy * WINDOW_S * M * (E after - E now)                        (`dispatch.entropy`)
-    + total   * WINDOW_S * utilisation that it adds there: the sum of utilisations held to the least
+      ttft    * seconds of prefill before the first token: what waits there, and its own
+    + entropy * WINDOW_S * M * (Q after - Q now)                        (`dispatch.entropy`)
     - stay    * seconds of prefill that it saves by what it alone holds * share of the prompt held
+
+and, where a preference asks for it,
+
+    + pace    * expected output tokens * seconds per step without prefill
+    + total   * WINDOW_S * utilisation that it adds there
     + pack    * (target - util, or util + target for an engine that would pass the target)
+
+The second term is the core. Its first part is entropy * w1 * WINDOW_S * d * (2 u + d): a second of
+work costs in proportion to the utilisation of the engine that it goes to. So a prefix that is held
+somewhere draws a request by the work it saves, and the harder the busier the fleet is, and lets go
+of it as soon as that engine is busier by more than that.
 
 `stay` keeps conversations together: the next turn finds most of its prompt where the last one ran,
 and a copy elsewhere would push other prefixes out. Only what no second engine holds counts, times
 the share of the prompt that is held: a system prompt is soon held everywhere, and must not crowd
 the engine that had it first.
 
-`others` is what streams there lose: each waits once for this prefill, and each of its tokens takes
-longer by one more stream in the batch. E is scaled by M, the engines that count, so that a weight
-means the same in every fleet: M * dE is near `0.6 * d * (util - mean) / std` for an added d.
+The steps that pass until the first token (`expected_wait_s` has them) are left out. What engines
+of one kind seem to differ by there is mostly error of their learned step times, and a step with
+prefill in it is the backlog once more.
 
 Before the score, the set narrows as far as something is left: engines that are not suspect; within
 the limits of utilisation and KV (`dispatch.entropy.Limits`; what fits in 95 % of the KV fits into
@@ -34,7 +39,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zerolayer.core.fleet_state import Bools, FleetState, Floats
-from zerolayer.dispatch.entropy import Entropy, EntropyWeights, Limits, within_limits
+from zerolayer.dispatch.entropy import (
+    EntropyWeights,
+    Limits,
+    Squares,
+    of_placement,
+    within_limits,
+)
 from zerolayer.dispatch.load import WINDOW_S, Appraisal
 from zerolayer.dispatch.memory_fit import find_best_fit
 from zerolayer.dispatch.policies.base import (
@@ -45,12 +56,7 @@ from zerolayer.dispatch.policies.base import (
     eligible_engines,
     holds_any,
 )
-from zerolayer.dispatch.policies.expected_wait import (
-    KV_KNEE,
-    STEPS_TO_FIRST_TOKEN,
-    crowding_s,
-    expected_wait_s,
-)
+from zerolayer.dispatch.policies.expected_wait import crowding_s, expected_wait_s
 
 OBJECTIVE = EntropyWeights()
 """The source's weights inside the objective."""
@@ -65,41 +71,29 @@ class Weights:
 
     ttft: float = 1.0
     """The request's own wait for its first token."""
-    queue: float = 2.0
-    """Seconds of prefill that wait on the engine, beyond what `ttft` counts of them: two prompts in
-    one step make the longest pause that the streams there will see."""
-    pace: float = 0.25
-    """The request's own time per token over its whole answer."""
-    others: float = 0.25
-    """Seconds that all streams there lose together."""
-    preempt: float = 0.0
-    """Seconds to compute a context again, by how far KV goes past the knee."""
-    entropy: float = 1.0
+    entropy: float = 20.0
     """Evenness of the fleet, in seconds of work."""
-    total: float = 0.5
-    """Work that it adds to the sum of utilisations: another engine may have less of it."""
-    stay: float = 20.0
+    stay: float = 40.0
     """Seconds of prefill that a prefix saves which only this engine holds, times the share of the
     prompt that it holds."""
+    pace: float = 0.0
+    """The request's own time per token over its whole answer."""
+    total: float = 0.0
+    """Work that it adds to the sum of utilisations, wherever that is: another engine may have less
+    of it."""
     pack: float = 0.0
     """Fullest engine under the target first. Seconds per utilisation; it is meant to outweigh all
     other terms."""
     objective: EntropyWeights = OBJECTIVE
-    """Weights inside the entropy objective; its `total` is not used here, the one above is."""
+    """Weights inside the entropy objective."""
 
     def preferring(self, preference: Preference) -> "Weights":
         """These weights as a client's preference shifts them."""
         match preference:
             case Preference.LOW_LATENCY:
-                return replace(
-                    self, ttft=3.0 * self.ttft, queue=3.0 * self.queue + 1.0, pace=3.0 * self.pace,
-                    others=0.3 * self.others, entropy=0.3 * self.entropy,
-                )  # fmt: skip
+                return replace(self, ttft=10.0 * self.ttft, pace=self.pace + 1.0)
             case Preference.HIGH_THROUGHPUT:
-                return replace(
-                    self, ttft=0.3 * self.ttft, queue=0.3 * self.queue, pace=0.3 * self.pace,
-                    total=self.total + 3.0, preempt=self.preempt + 5.0, entropy=0.3 * self.entropy,
-                )  # fmt: skip
+                return replace(self, ttft=0.3 * self.ttft, total=self.total + 20.0)
             case Preference.COST_OPTIMAL:
                 return replace(self, entropy=0.0, pack=self.pack + 100.0)
             case Preference.BALANCED:
@@ -112,8 +106,8 @@ class ZeroLayer:
     def __init__(self, weights: Weights | None = None, limits: Limits | None = None) -> None:
         weights = weights or Weights()
         self._limits = limits or Limits()
+        self._objective, self._squares = weights.objective, Squares(weights.objective)
         self._weights = {kind: weights.preferring(kind) for kind in Preference}
-        self._entropy = Entropy(weights.objective)
         self._rotation = Rotation("zerolayer")
         self._case = Appraisal()
 
@@ -174,17 +168,18 @@ class ZeroLayer:
 
     def _scores(self, fleet: FleetState, request: PlacementRequest, case: Appraisal) -> Floats:
         weights = self._weights[request.preference]
-        scores: Floats = _row_weights(weights, case.output).dot(case.rows)
-        mem_after = case.after[1]
-        crowded = mem_after[mem_after.argmax()] > KV_KNEE
-        if crowded or holds_any(fleet.running_requests >= fleet.requests_max):
-            _add_crowding(scores, fleet, request, case, weights)
-        if weights.entropy:
-            scores += self._entropy.of_placement(
-                fleet, case.state, case.added, request.domain, weights.entropy * WINDOW_S
-            )
+        scores = self._squares.of_placement(fleet, case.state, case.added, request.domain)
+        scores *= weights.entropy * WINDOW_S
+        scores += weights.ttft * (case.backlog_s + case.own_s)
+        crowding = crowding_s(fleet, request, case.own)
+        if crowding is not None:
+            scores += weights.ttft * crowding
         if weights.stay and request.held_tokens:
             _keep_together(scores, fleet, request.prompt_tokens, request.held_tokens, weights.stay)
+        if weights.pace:
+            scores += weights.pace * case.output * case.decode_step_s
+        if weights.total:
+            scores += weights.total * WINDOW_S * case.util_added
         if weights.pack:
             scores += weights.pack * self._fullest_first(case)
         return scores
@@ -200,7 +195,7 @@ class ZeroLayer:
         self, fleet: FleetState, request: PlacementRequest, case: Appraisal, engine: int
     ) -> dict[str, float]:
         """What speaks for the choice in a person's units, for `x-zerolayer-decision`."""
-        change = self._entropy.of_placement(fleet, case.state, case.added, request.domain)
+        change = of_placement(fleet, case.state, case.added, request.domain, self._objective)
         return {
             "wait_s": float(expected_wait_s(fleet, request)[engine]),
             "computed_tokens": float(case.own[engine]),
@@ -209,22 +204,6 @@ class ZeroLayer:
             "mem": float(case.mem[engine]),
             "entropy_change": float(change[engine]),
         }
-
-
-def _row_weights(weights: Weights, output: float) -> Floats:
-    """What each of `Appraisal.rows` counts: the formula above, sorted by its rows."""
-    steps = STEPS_TO_FIRST_TOKEN * weights.ttft
-    return np.array(
-        (
-            steps,
-            steps + weights.others * output,
-            weights.ttft + weights.queue,
-            weights.ttft,
-            weights.others,
-            weights.pace * output,
-            weights.total * WINDOW_S,
-        )
-    )
 
 
 def _keep_together(
@@ -237,18 +216,6 @@ def _keep_together(
     next_most = max((tokens for tokens, other in known if other != engine), default=0)
     alone_s = (most - next_most) * fleet.prefill_s_per_token[engine]
     scores[engine] -= weight * alone_s * min(1.0, most / max(1, prompt))
-
-
-def _add_crowding(
-    scores: Floats, fleet: FleetState, request: PlacementRequest, case: Appraisal, weights: Weights
-) -> None:
-    crowding = crowding_s(fleet, request, case.own)
-    if crowding is not None:
-        scores += weights.ttft * crowding
-    if weights.preempt:
-        past = np.clip((case.after[1] - KV_KNEE) / (1.0 - KV_KNEE), 0.0, 1.0)
-        past *= max(1, request.prompt_tokens) * fleet.prefill_s_per_token
-        scores += weights.preempt * past
 
 
 def _as_hinted(fleet: FleetState, request: PlacementRequest, among: Bools) -> Bools:
