@@ -31,22 +31,31 @@ def run_progress(console: "Console", runs: float) -> Iterator[Callable[[float, s
         TextColumn("left"),
         TimeRemainingColumn(),
     )
+    lines = _Lines(console)
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("simulating", total=runs)
-        said_s = began_s = time.monotonic()
 
         def watch(done: float, what: str) -> None:
-            nonlocal said_s
             progress.update(task, completed=done, description=what)
-            now_s = time.monotonic()
-            if not console.is_terminal and now_s - said_s > SAY_EVERY_S:
-                said_s = now_s
-                console.print(
-                    f"{what}: {done:.1f} of {runs:.0f} runs after {now_s - began_s:.0f} s",
-                    highlight=False, soft_wrap=True,
-                )  # fmt: skip
+            lines.say(f"{what}: {done:.1f} of {runs:.0f} runs")
 
         yield watch
+
+
+class _Lines:
+    """Lines in place of a bar, where there is no terminal."""
+
+    def __init__(self, console: "Console") -> None:
+        self._console = console
+        self._said_s = self._began_s = time.monotonic()
+
+    def say(self, what: str) -> None:
+        """Print it and the time so far, if the last line is old enough."""
+        now_s = time.monotonic()
+        if not self._console.is_terminal and now_s - self._said_s > SAY_EVERY_S:
+            self._said_s = now_s
+            after = f"{what} after {now_s - self._began_s:.0f} s"
+            self._console.print(after, highlight=False, soft_wrap=True)
 
 
 class TimeProgress:
@@ -58,6 +67,7 @@ class TimeProgress:
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), TimeElapsedColumn())
         self._progress = Progress(*columns, console=console, transient=True)
         self._task = self._progress.add_task("starting", total=seconds)
+        self._lines = _Lines(console)
         self._stage = ""
         self._tried = 0
         self._best = float("inf")
@@ -84,3 +94,4 @@ class TimeProgress:
         """Some runs went on."""
         elapsed = self._progress.tasks[0].elapsed or 0.0
         self._progress.update(self._task, description=self._stage, completed=elapsed)
+        self._lines.say(self._stage)
