@@ -32,7 +32,7 @@ def after(fleet: FleetState, request: PlacementRequest) -> Floats:
     """Utilisation and memory of each engine with the request on it."""
     case = Appraisal()
     case.take(fleet, request)
-    case.state_committed(fleet)
+    case.state_now(fleet)
     return case.after.copy()
 
 
@@ -80,7 +80,7 @@ def test_one_more_engine_never_raises_the_highest_utilisation_that_is_predicted(
     engines: list[dict[str, float]], request: PlacementRequest
 ) -> None:
     """By evenness of utilisation alone: the request's own wait may be worth a higher peak."""
-    even = Weights(ttft=0.0, stay=0.0, objective=EntropyWeights(1.0, 0.0, 0.0))
+    even = Weights(ttft=0.0, queue=0.0, stay=0.0, objective=EntropyWeights(1.0, 0.0, 0.0))
     request = PlacementRequest(request.prompt_tokens, request.expected_output_tokens)
     healthy = [{**e, "accepts": True, "suspect": False, "domain": 0, "hot": False} for e in engines]
     fresh = {**healthy[0], "streams": 0, "util": 0.0, "kv": 0.0, "link": 0.0}
@@ -91,7 +91,7 @@ def test_one_more_engine_never_raises_the_highest_utilisation_that_is_predicted(
         engine = place(fleet, request, even)
         current = Appraisal()
         current.take(fleet, request)
-        current.state_committed(fleet)
+        current.state_now(fleet)
         current.util[engine] = util[engine]
         peaks.append(float(current.util.max()))
     assert peaks[1] <= peaks[0] + 1e-9

@@ -15,7 +15,9 @@ and, where a preference asks for it,
 The second term is the core. Its first part is entropy * w1 * WINDOW_S * d * (2 u + d): a second of
 work costs in proportion to the utilisation of the engine that it goes to. So a prefix that is held
 somewhere draws a request by the work it saves, and the harder the busier the fleet is, and lets go
-of it as soon as that engine is busier by more than that.
+of it as soon as that engine is busier by more than that. In this term u has the seconds of prefill
+that wait once more (`queue`): they are spread over the window, and are all in its beginning, where
+they also hold up every stream that decodes there.
 
 `stay` keeps conversations together: the next turn finds most of its prompt where the last one ran,
 and a copy elsewhere would push other prefixes out. Only what no second engine holds counts, times
@@ -76,6 +78,8 @@ class Weights:
     stay: float = 40.0
     """Seconds of prefill that a prefix saves which only this engine holds, times the share of the
     prompt that it holds."""
+    queue: float = 1.0
+    """How much more than its share of the window the prefill that waits counts, in utilisation."""
     pace: float = 0.0
     """The request's own time per token over its whole answer."""
     total: float = 0.0
@@ -93,7 +97,7 @@ class Weights:
             case Preference.LOW_LATENCY:
                 return replace(self, ttft=10.0 * self.ttft, pace=self.pace + 1.0)
             case Preference.HIGH_THROUGHPUT:
-                return replace(self, ttft=0.3 * self.ttft, total=self.total + 20.0)
+                return replace(self, ttft=0.3 * self.ttft, queue=0.0, total=self.total + 20.0)
             case Preference.COST_OPTIMAL:
                 return replace(self, entropy=0.0, pack=self.pack + 100.0)
             case Preference.BALANCED:
@@ -123,7 +127,7 @@ class ZeroLayer:
         case.take(fleet, request)
         if request.refusable and self._is_full(fleet, eligible):
             return None
-        case.state_committed(fleet)
+        case.state_now(fleet)
         among = within_limits(eligible, case.after, self._limits)
         if among is None:
             among, suffix = eligible, suffix + ":overload"
@@ -168,7 +172,9 @@ class ZeroLayer:
 
     def _scores(self, fleet: FleetState, request: PlacementRequest, case: Appraisal) -> Floats:
         weights = self._weights[request.preference]
-        scores = self._squares.of_placement(fleet, case.state, case.added, request.domain)
+        state = case.state.copy()
+        state[0] += (weights.queue / WINDOW_S) * case.backlog_s
+        scores = self._squares.of_placement(fleet, state, case.added, request.domain)
         scores *= weights.entropy * WINDOW_S
         scores += weights.ttft * (case.backlog_s + case.own_s)
         crowding = crowding_s(fleet, request, case.own)
