@@ -110,6 +110,9 @@ class FleetState:
         that streams have lately (`request_cost.decode_places`, renewed with the forecast)."""
         self.size = np.ones(engines)
         """Its places as a multiple of the fleet's mean."""
+        self.stream_stay = np.ones(engines)
+        """Share of the next HORIZON_S seconds in which a stream that is placed there is expected to
+        decode, 0 to 1, mean over its streams; renewed with the forecast, 1 without one."""
         self.weight = np.ones(engines)
         """Static share that an operator gives an engine, relative to the others."""
         self.tokens_per_s = np.zeros(engines)
@@ -239,6 +242,7 @@ class FleetState:
         ):  # fmt: skip
             counts[engine] = 0.0
         self.free_run_tokens[engine], self.fragmentation[engine] = np.inf, 0.0
+        self.stream_stay[engine] = 1.0
         self.hardware(engine, NO_COUNTERS)
 
     def _one_domain(self) -> bool:

@@ -27,7 +27,8 @@ class Appraisal:
         self._resize(0)
 
     def take(self, fleet: FleetState, request: PlacementRequest) -> None:
-        """Appraise `request`; one of the two calls that begin with `state` says beside what."""
+        """Appraise `request`; one more call, of the three that begin with `state`, says beside
+        what."""
         if fleet.engines != self.engines:
             self._resize(fleet.engines)
         self.output = float(max(1, request.expected_output_tokens))
@@ -41,17 +42,19 @@ class Appraisal:
         """Utilisation and memory from what is placed on each engine now, as if it stayed.
 
         Streams that wait count as decoding: they will within the window, or there is a queue.
-        Streams still to come are left out: where they go is what is being decided. The forecast
-        shares them out as placements went lately, so that an engine which got many is expected to
-        get many, and decisions that look at that answer to earlier ones and swing. How long the
-        streams of each engine will stay is left out too: engines with young streams look fuller
-        than they are, and the differences move faster than load does (docs/placement.md).
         """
-        np.divide(self.backlog_s, self._window_s, out=self.util)
-        self.util += np.divide(fleet.running_requests, fleet.places, out=self._work)
-        beside_neighbours(fleet, self.util)
-        np.copyto(self.mem, fleet.kv_used_fraction)
-        np.add(self.state, self.added, out=self.after)
+        self._set_state(fleet, fleet.running_requests)
+
+    def state_committed(self, fleet: FleetState) -> None:
+        """What is placed on each engine, over the next HORIZON_S seconds: its backlog, and its
+        streams for as long as they are expected to stay.
+
+        Streams still to come are left out, as where they go is what is being decided. The forecast
+        shares them out as placements went lately, so that an engine which got many is expected to
+        get many: decisions that look at that answer to earlier decisions, and swing.
+        """
+        np.multiply(fleet.running_requests, fleet.stream_stay, out=self._work)
+        self._set_state(fleet, self._work)
 
     def state_expected(self, fleet: FleetState) -> None:
         """Utilisation and memory as the forecast has them, mean of its columns, with streams still
@@ -64,6 +67,14 @@ class Appraisal:
             return
         np.dot(fleet.forecast_mem, _MEAN, out=mem)
         np.maximum(mem, fleet.kv_used_fraction, out=mem)
+        np.add(self.state, self.added, out=self.after)
+
+    def _set_state(self, fleet: FleetState, streams: Floats) -> None:
+        util, mem = self.util, self.mem
+        np.divide(self.backlog_s, self._window_s, out=util)
+        util += np.divide(streams, fleet.places, out=self._work)
+        beside_neighbours(fleet, util)
+        np.copyto(mem, fleet.kv_used_fraction)
         np.add(self.state, self.added, out=self.after)
 
     def _fill_decode_step(self, fleet: FleetState) -> None:

@@ -37,6 +37,7 @@ BATCH_REQUESTS = 300
 """Requests that the batch form looks ahead."""
 EQUAL_SHARE_PLACEMENTS = 4.0
 """Placements per engine that count for equal shares of inflow, beside those that were seen."""
+STAY_PRIOR_STREAMS = 2.0
 COMPUTED_PRIOR_TOKENS = 2_000.0
 """Prompt tokens that count as computed in full, before prefix hits are believed."""
 
@@ -165,6 +166,7 @@ class Outlook:
         came, came_tokens = self._newcomers(expected, shares, rate, backlog_s)
         fleet.forecast_util[:] = demand + (left + started + came) / places[:, None]
         fleet.forecast_mem[:] = (tokens + new_tokens + came_tokens) / fleet.kv_tokens[:, None]
+        fleet.stream_stay[:] = _stay(streams.engine, left + started)
         now = self._add_unexplained(fleet, decode, left, backlog_s, places)
         said = np.array((fleet.forecast_util.mean(axis=0), fleet.forecast_mem.mean(axis=0)))
         factors = self._calibration.factors(now_ns, now, said)
@@ -352,6 +354,16 @@ def _within(window: int, starts_s: Floats | None) -> tuple[Any, Any]:
         return 1.0, window + 0.5
     active = np.clip(window + 1.0 - starts_s, 0.0, 1.0)
     return active, np.maximum(0.0, window + 1.0 - 0.5 * active - starts_s)
+
+
+def _stay(engine: Ints, decoding: Floats) -> Floats:
+    """`FleetState.stream_stay` from how many streams decode in each window, shape (engines,
+    HORIZON_S). Where there are few, what holds for the fleet counts as STAY_PRIOR_STREAMS more."""
+    count = np.bincount(engine, minlength=len(decoding)).astype(np.float64)
+    there = decoding.mean(axis=1)
+    usual = there.sum() / count.sum() if engine.size else 1.0
+    stay: Floats = (there + STAY_PRIOR_STREAMS * usual) / (count + STAY_PRIOR_STREAMS)
+    return stay
 
 
 def _add_demand(demand: list[float], own_s: float, util: Any, first_cell: int) -> None:

@@ -164,7 +164,7 @@ def test_inflow_goes_where_placements_went_and_never_to_a_closed_engine() -> Non
     assert util[0] > util[1] > util[2] > util[3] == 0.0
 
 
-def test_what_is_placed_now_knows_nothing_of_where_placements_went_lately() -> None:
+def test_what_is_committed_knows_nothing_of_where_placements_went_lately() -> None:
     """The forecast expects more of an engine that got much; a decision must not."""
     outlook, fleet = taught(), idle()
     for second in range(60):
@@ -175,8 +175,17 @@ def test_what_is_placed_now_knows_nothing_of_where_placements_went_lately() -> N
     case.take(fleet, PlacementRequest(100))
     case.state_expected(fleet)
     assert case.util[0] > 2.0 * case.util[1]
-    case.state_now(fleet)
+    case.state_committed(fleet)
     assert case.util.tolist() == [0.0] * ENGINES
+
+
+@given(ROWS)
+def test_a_stream_is_expected_to_stay_for_a_share_of_the_window(
+    rows: list[tuple[int, int, int, bool]],
+) -> None:
+    outlook, fleet = taught(), loaded(rows)
+    outlook.refresh(1_000_000_000, fleet, streams_of(rows))
+    assert ((fleet.stream_stay >= 0.0) & (fleet.stream_stay <= 1.0 + 1e-9)).all()
 
 
 def test_prefix_hits_lower_the_prefill_that_is_expected() -> None:

@@ -32,7 +32,7 @@ def after(fleet: FleetState, request: PlacementRequest) -> Floats:
     """Utilisation and memory of each engine with the request on it."""
     case = Appraisal()
     case.take(fleet, request)
-    case.state_now(fleet)
+    case.state_committed(fleet)
     return case.after.copy()
 
 
@@ -91,7 +91,7 @@ def test_one_more_engine_never_raises_the_highest_utilisation_that_is_predicted(
         engine = place(fleet, request, even)
         current = Appraisal()
         current.take(fleet, request)
-        current.state_now(fleet)
+        current.state_committed(fleet)
         current.util[engine] = util[engine]
         peaks.append(float(current.util.max()))
     assert peaks[1] <= peaks[0] + 1e-9

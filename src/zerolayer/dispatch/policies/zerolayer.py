@@ -15,9 +15,7 @@ and, where a preference asks for it,
 The second term is the core. Its first part is entropy * w1 * WINDOW_S * d * (2 u + d): a second of
 work costs in proportion to the utilisation of the engine that it goes to. So a prefix that is held
 somewhere draws a request by the work it saves, and the harder the busier the fleet is, and lets go
-of it as soon as that engine is busier by more than that. In this term u has the seconds of prefill
-that wait once more (`queue`): they are spread over the window, and are all in its beginning, where
-they also hold up every stream that decodes there.
+of it as soon as that engine is busier by more than that.
 
 `stay` keeps conversations together: the next turn finds most of its prompt where the last one ran,
 and a copy elsewhere would push other prefixes out. Only what no second engine holds counts, times
@@ -127,8 +125,7 @@ class ZeroLayer:
         case.take(fleet, request)
         if request.refusable and self._is_full(fleet, eligible):
             return None
-        case.state_now(fleet)
-        among = within_limits(eligible, case.after, self._limits)
+        among = self._within_limits(fleet, eligible)
         if among is None:
             among, suffix = eligible, suffix + ":overload"
         if request.preferred_domains or request.contiguous:
@@ -164,6 +161,18 @@ class ZeroLayer:
         ends_s = np.where(case.after[1] > self._limits.mem_max, answer_s, 0.0)
         wait_s = float(np.maximum(work_s, ends_s)[eligible].min())
         return min(RETRY_AFTER_S_MAX, max(RETRY_AFTER_S_MIN, wait_s))
+
+    def _within_limits(self, fleet: FleetState, eligible: Bools) -> Bools | None:
+        """Engines that keep the limits for as long as their streams are expected to stay, None when
+        there is none; the case is left with what is placed now."""
+        case = self._case
+        case.state_now(fleet)  # as if all stayed: at least as much
+        if within_limits(eligible, case.after, self._limits) is eligible:
+            return eligible
+        case.state_committed(fleet)
+        among = within_limits(eligible, case.after, self._limits)
+        case.state_now(fleet)
+        return among
 
     def _is_full(self, fleet: FleetState, eligible: Bools) -> bool:
         """Whether the request takes every engine past a limit, with the streams still to come."""
@@ -201,6 +210,7 @@ class ZeroLayer:
         self, fleet: FleetState, request: PlacementRequest, case: Appraisal, engine: int
     ) -> dict[str, float]:
         """What speaks for the choice in a person's units, for `x-zerolayer-decision`."""
+        case.state_committed(fleet)
         change = of_placement(fleet, case.state, case.added, request.domain, self._objective)
         return {
             "wait_s": float(expected_wait_s(fleet, request)[engine]),
