@@ -59,7 +59,7 @@ def place(fleet: FleetState, request: PlacementRequest, weights: Weights | None 
 
 
 @given(engines=FLEETS, request=REQUESTS)
-def test_no_limit_is_passed_while_an_engine_keeps_it(
+def test_no_limit_is_passed_while_an_engine_keeps_it_but_where_most_of_the_prompt_is_held(
     engines: list[dict[str, float]], request: PlacementRequest
 ) -> None:
     fleet, limits = build(engines), Limits()
@@ -71,7 +71,9 @@ def test_no_limit_is_passed_while_an_engine_keeps_it(
     healthy = able & ~fleet.suspect
     able = healthy if healthy.any() else able
     feasible = able & (util <= limits.util_max) & (mem <= limits.mem_max)
-    assert feasible[decision.engine] == feasible.any()
+    held = (request.held_tokens or {}).get(decision.engine, 0)
+    holds = decision.engine in (request.held_tokens or {}) and 2 * held >= request.prompt_tokens
+    assert feasible[decision.engine] or holds or not feasible.any()
     assert (":overload" in decision.reason) == (not feasible.any())
 
 
@@ -263,6 +265,19 @@ def test_hot_engines_get_work_only_when_all_are_hot() -> None:
     assert decision is not None
     assert decision.engine == 0
     assert decision.reason == "zerolayer:hot"
+
+
+def test_a_full_engine_keeps_the_conversation_that_it_holds_and_gets_no_other() -> None:
+    fleet = idle(2)
+    for slot, streams in enumerate((16, 13)):
+        fleet.set_capacity(slot, **room_for(16))
+        for _ in range(streams):
+            fleet.placed(slot, 100)
+            fleet.first_token(slot, 100)
+    asked = PlacementRequest(100, 200)
+    assert place(fleet, asked) == 1
+    assert place(fleet, replace(asked, held_tokens={0: 45})) == 1
+    assert place(fleet, replace(asked, held_tokens={0: 90})) == 0
 
 
 def test_only_a_request_that_may_be_refused_is_refused_and_told_when_to_come_again() -> None:

@@ -28,9 +28,11 @@ prefill in it is the backlog once more.
 
 Before the score, the set narrows as far as something is left: engines that are not suspect; within
 the limits of utilisation and KV (`dispatch.entropy.Limits`; what fits in 95 % of the KV fits into
-its free tokens); of a domain that a hint asks for; with free KV in one piece if that is preferred
-(`dispatch.memory_fit`); not hot (`dispatch.drain_rule`). When nothing is within the limits, the
-score alone decides (the least bad engine), or the request is refused if it may be.
+its free tokens), or holding half of the prompt or more: elsewhere the same request is twice the
+work, and a full fleet gets fuller by it; of a domain that a hint asks for; with free KV in one
+piece if that is preferred (`dispatch.memory_fit`); not hot (`dispatch.drain_rule`). When nothing is
+within the limits, the score alone decides (the least bad engine), or the request is refused if it
+may be.
 """
 
 from collections.abc import Mapping
@@ -60,6 +62,8 @@ from zerolayer.dispatch.policies.expected_wait import crowding_s, expected_wait_
 
 OBJECTIVE = EntropyWeights()
 """The source's weights inside the objective."""
+HOLDER_SHARE = 0.5
+"""Share of its prompt from which on an engine that holds it is no worse for being over a limit."""
 RETRY_AFTER_S_MIN = 1.0
 RETRY_AFTER_S_MAX = 60.0
 
@@ -125,7 +129,7 @@ class ZeroLayer:
         case.take(fleet, request)
         if request.refusable and self._is_full(fleet, eligible):
             return None
-        among = self._within_limits(fleet, eligible)
+        among = self._within_limits(fleet, request, eligible)
         if among is None:
             among, suffix = eligible, suffix + ":overload"
         if request.preferred_domains or request.contiguous:
@@ -162,9 +166,12 @@ class ZeroLayer:
         wait_s = float(np.maximum(work_s, ends_s)[eligible].min())
         return min(RETRY_AFTER_S_MAX, max(RETRY_AFTER_S_MIN, wait_s))
 
-    def _within_limits(self, fleet: FleetState, eligible: Bools) -> Bools | None:
-        """Engines that keep the limits for as long as their streams are expected to stay, None when
-        there is none; the case is left with what is placed now."""
+    def _within_limits(
+        self, fleet: FleetState, request: PlacementRequest, eligible: Bools
+    ) -> Bools | None:
+        """Engines that keep the limits for as long as their streams are expected to stay, and those
+        that hold most of the prompt; None when none keeps them. The case is left with what is
+        placed now."""
         case = self._case
         case.state_now(fleet)  # as if all stayed: at least as much
         if within_limits(eligible, case.after, self._limits) is eligible:
@@ -172,6 +179,8 @@ class ZeroLayer:
         case.state_committed(fleet)
         among = within_limits(eligible, case.after, self._limits)
         case.state_now(fleet)
+        if among is not None and request.held_tokens:
+            _add_holders(among, request, eligible)
         return among
 
     def _is_full(self, fleet: FleetState, eligible: Bools) -> bool:
@@ -232,6 +241,12 @@ def _keep_together(
     next_most = max((tokens for tokens, other in known if other != engine), default=0)
     alone_s = (most - next_most) * fleet.prefill_s_per_token[engine]
     scores[engine] -= weight * alone_s * min(1.0, most / max(1, prompt))
+
+
+def _add_holders(among: Bools, request: PlacementRequest, eligible: Bools) -> None:
+    for engine, tokens in (request.held_tokens or {}).items():
+        if 0 <= engine < among.size and tokens >= HOLDER_SHARE * request.prompt_tokens:
+            among[engine] = eligible[engine]
 
 
 def _as_hinted(fleet: FleetState, request: PlacementRequest, among: Bools) -> Bools:
