@@ -342,7 +342,7 @@ def test_load_is_spread_evenly_over_engines_of_unequal_speed() -> None:
 def test_the_registry_names_every_policy_and_what_becomes_of_its_streams() -> None:
     names = (
         "round_robin random least_requests power_of_two vllm_dp smg_least_load dynamo_kv "
-        "llmd_scorers weighted_round_robin entropy_source expected_wait zerolayer"
+        "llmd_scorers weighted_round_robin entropy_source entropy expected_wait zerolayer"
     )
     assert set(POLICIES) == set(names.split())
     assert all(entry.name == name and entry.origin for name, entry in POLICIES.items())

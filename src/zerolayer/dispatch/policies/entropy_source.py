@@ -1,10 +1,10 @@
-"""The source's scheduler: the placement that changes the objective least, on today's load.
+"""The entropy objective alone: the source's scheduler, and its new value.
 
 Formula: argmin_i abs(E(fleet after the request goes to i) - E(fleet now)), with E of
 `dispatch.entropy`, weights (0.6, 0.3, 0.1), utilisation from what is placed now and no forecast;
 engines over 95 % are left out while another one is under it, the one that ends lowest otherwise.
-Origin: the source (mission, P2). Its choice is kept for comparison; `dispatch.entropy` says why
-ours minimises the new value.
+Origin: the source (mission, P2). Its choice is kept for comparison as `entropy_source`; `entropy`
+takes argmin_i E(fleet after) instead, and `dispatch.entropy` says why.
 """
 
 import numpy as np

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from zerolayer.core.errors import ConfigError
 from zerolayer.core.ports import Rng
+from zerolayer.dispatch.entropy import Variant
 from zerolayer.dispatch.policies.base import Policy
 from zerolayer.dispatch.policies.dynamo_kv import DynamoKv
 from zerolayer.dispatch.policies.entropy_source import EntropyOnly
@@ -130,11 +131,15 @@ _ENTRIES = (
         "the source", _plain(EntropyOnly), Continuation.SNAPSHOT,
     ),
     PolicyEntry(
+        "entropy", "min E after, the same E", "the source's objective, its new value (mission, P2)",
+        _plain(lambda: EntropyOnly(Variant.NEW)), Continuation.SNAPSHOT,
+    ),
+    PolicyEntry(
         "expected_wait", "expected seconds to the first token", "Zero-Layer's first dispatcher",
         _plain(ExpectedWait), Continuation.SNAPSHOT,
     ),
     PolicyEntry(
-        "zerolayer", "expected seconds of the stream and those beside it + evenness of the fleet",
+        "zerolayer", "least added squares of utilisation and KV, and the stream's own wait",
         "Zero-Layer", _zerolayer, Continuation.SNAPSHOT,
     ),
 )  # fmt: skip
