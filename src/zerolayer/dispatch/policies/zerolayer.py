@@ -60,8 +60,9 @@ from zerolayer.dispatch.policies.base import (
 )
 from zerolayer.dispatch.policies.expected_wait import crowding_s, expected_wait_s
 
-OBJECTIVE = EntropyWeights()
-"""The source's weights inside the objective."""
+OBJECTIVE = EntropyWeights(0.45, 0.45, 0.1)
+"""w1, w2, w3 inside Q. The source's (0.6, 0.3, 0.1) are those of its deviations; with squares,
+where memory in use is below utilisation, so is its slope."""
 HOLDER_SHARE = 0.5
 """Share of its prompt from which on an engine that holds it is no worse for being over a limit."""
 RETRY_AFTER_S_MIN = 1.0
@@ -75,7 +76,7 @@ class Weights:
 
     ttft: float = 1.0
     """The request's own wait for its first token."""
-    entropy: float = 20.0
+    entropy: float = 27.0
     """Evenness of the fleet, in seconds of work."""
     stay: float = 40.0
     """Seconds of prefill that a prefix saves which only this engine holds, times the share of the
