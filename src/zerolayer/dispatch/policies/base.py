@@ -28,7 +28,7 @@ class Preference(StrEnum):
     LOW_LATENCY = "low-latency"
     """This request's first token and token pace count more than the fleet."""
     HIGH_THROUGHPUT = "high-throughput"
-    """Work saved by prefix hits and streams not pushed out count more than this request's wait."""
+    """Work saved by prefix hits counts more than this request's wait."""
     COST_OPTIMAL = "cost-optimal"
     """Busy engines are filled up to the target first, so that idle ones can be scaled away."""
 
