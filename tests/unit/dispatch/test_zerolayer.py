@@ -280,6 +280,18 @@ def test_a_full_engine_keeps_the_conversation_that_it_holds_and_gets_no_other() 
     assert place(fleet, replace(asked, held_tokens={0: 90})) == 0
 
 
+def test_a_stream_that_every_engine_can_load_does_not_go_to_one_without_memory() -> None:
+    """As after a fault: its snapshot is held for all."""
+    fleet = idle(2)
+    for slot in (0, 1):
+        fleet.set_capacity(slot, **room_for(16))
+    fleet.kv_used_fraction[0] = 0.97
+    for _ in range(13):
+        fleet.placed(1, 100)
+        fleet.first_token(1, 100)
+    assert place(fleet, PlacementRequest(100, 200, held_tokens={0: 99, 1: 99})) == 1
+
+
 def test_only_a_request_that_may_be_refused_is_refused_and_told_when_to_come_again() -> None:
     fleet, policy = idle(2), ZeroLayer()
     refusable = PlacementRequest(100, 50, refusable=True)

@@ -28,11 +28,11 @@ prefill in it is the backlog once more.
 
 Before the score, the set narrows as far as something is left: engines that are not suspect; within
 the limits of utilisation and KV (`dispatch.entropy.Limits`; what fits in 95 % of the KV fits into
-its free tokens), or holding half of the prompt or more: elsewhere the same request is twice the
-work, and a full fleet gets fuller by it; of a domain that a hint asks for; with free KV in one
-piece if that is preferred (`dispatch.memory_fit`); not hot (`dispatch.drain_rule`). When nothing is
-within the limits, the score alone decides (the least bad engine), or the request is refused if it
-may be.
+its free tokens), or, where none of those does, holding half of the prompt or more: elsewhere the
+same request is twice the work, and a full fleet gets fuller by it; of a domain that a hint asks
+for; with free KV in one piece if that is preferred (`dispatch.memory_fit`); not hot
+(`dispatch.drain_rule`). When nothing is within the limits, the score alone decides (the least bad
+engine), or the request is refused if it may be.
 """
 
 from collections.abc import Mapping
@@ -170,9 +170,9 @@ class ZeroLayer:
     def _within_limits(
         self, fleet: FleetState, request: PlacementRequest, eligible: Bools
     ) -> Bools | None:
-        """Engines that keep the limits for as long as their streams are expected to stay, and those
-        that hold most of the prompt; None when none keeps them. The case is left with what is
-        placed now."""
+        """Engines that keep the limits for as long as their streams are expected to stay, and,
+        where none of them does, those that hold most of the prompt; None when none keeps them. The
+        case is left with what is placed now."""
         case = self._case
         case.state_now(fleet)  # as if all stayed: at least as much
         if within_limits(eligible, case.after, self._limits) is eligible:
@@ -181,7 +181,7 @@ class ZeroLayer:
         among = within_limits(eligible, case.after, self._limits)
         case.state_now(fleet)
         if among is not None and request.held_tokens:
-            _add_holders(among, request, eligible)
+            _add_holders(among, request.held_tokens, request.prompt_tokens, eligible)
         return among
 
     def _is_full(self, fleet: FleetState, eligible: Bools) -> bool:
@@ -244,10 +244,14 @@ def _keep_together(
     scores[engine] -= weight * alone_s * min(1.0, most / max(1, prompt))
 
 
-def _add_holders(among: Bools, request: PlacementRequest, eligible: Bools) -> None:
-    for engine, tokens in (request.held_tokens or {}).items():
-        if 0 <= engine < among.size and tokens >= HOLDER_SHARE * request.prompt_tokens:
-            among[engine] = eligible[engine]
+def _add_holders(among: Bools, held: Mapping[int, int], prompt: int, eligible: Bools) -> None:
+    """Where none of `among` holds most of the prompt, those who do. A stream that goes on from its
+    snapshot is held by all, so for it the limits stay."""
+    least = HOLDER_SHARE * prompt
+    able = (e for e, tokens in held.items() if 0 <= e < among.size and tokens >= least)
+    holders = [engine for engine in able if eligible[engine]]
+    if not among[holders].any():
+        among[holders] = True
 
 
 def _as_hinted(fleet: FleetState, request: PlacementRequest, among: Bools) -> Bools:
