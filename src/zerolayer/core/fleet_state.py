@@ -89,10 +89,11 @@ class FleetState:
         self.waiting_requests = np.zeros(engines)
         """Those of them whose first token has not come."""
         self.waiting_tokens = np.zeros(engines)
-        """Prompt tokens of streams whose first token has not come."""
+        """Prompt tokens to compute of streams whose first token has not come."""
+        self.waiting_context = np.zeros(engines)
+        """Their context tokens, held ones too: KV that no engine counts as used while they queue."""
         self.placed_tokens = np.zeros(engines)
-        """Prompt tokens to compute that were ever placed here; never falls. What came between two
-        looks is prefill in demand, whether it was computed meanwhile or not."""
+        """Prompt tokens to compute that were ever placed here; never falls."""
         self.running_tokens = np.zeros(engines)
         """Context tokens of streams past their first token."""
         self.kv_used_fraction = np.zeros(engines)
@@ -204,12 +205,13 @@ class FleetState:
         self.pcie_use[engine] = min(1.0, max(0.0, report.pcie_use))
         self.has_neighbours = bool(self.foreign_util.any())
 
-    def placed(self, engine: int, waiting_tokens: int) -> None:
+    def placed(self, engine: int, waiting_tokens: int, context_tokens: int | None = None) -> None:
         """A stream was sent here with this many prompt tokens to compute: those whose KV the engine
-        neither holds nor can load."""
+        neither holds nor can load; and with so much context in all (None: nothing is held)."""
         self.running_requests[engine] += 1
         self.waiting_requests[engine] += 1
         self.waiting_tokens[engine] += waiting_tokens
+        self.waiting_context[engine] += waiting_tokens if context_tokens is None else context_tokens
         self.placed_tokens[engine] += waiting_tokens
 
     def first_token(
@@ -219,24 +221,36 @@ class FleetState:
         `placed`), and its whole prompt is context now (None: it was computed whole)."""
         self._take(self.waiting_tokens, engine, waiting_tokens)
         self._take(self.waiting_requests, engine, 1)
-        self.running_tokens[engine] += waiting_tokens if context_tokens is None else context_tokens
+        context = waiting_tokens if context_tokens is None else context_tokens
+        self._take(self.waiting_context, engine, context)
+        self.running_tokens[engine] += context
 
     def grew(self, engine: int, tokens: int) -> None:
         """Streams here got this many tokens longer."""
         self.running_tokens[engine] += tokens
 
-    def released(self, engine: int, *, waiting_tokens: int, running_tokens: int) -> None:
-        """A stream left, with what it still had in either count (one of the two is 0)."""
+    def released(
+        self,
+        engine: int,
+        *,
+        waiting_tokens: int,
+        running_tokens: int,
+        context_tokens: int | None = None,
+    ) -> None:
+        """A stream left, with what it still had in either count (one of the two is 0);
+        `context_tokens` of one that still waited as in `placed`."""
         self._take(self.running_requests, engine, 1)
         if running_tokens == 0:
             self._take(self.waiting_requests, engine, 1)
+            context = waiting_tokens if context_tokens is None else context_tokens
+            self._take(self.waiting_context, engine, context)
         self._take(self.waiting_tokens, engine, waiting_tokens)
         self._take(self.running_tokens, engine, running_tokens)
 
     def emptied(self, engine: int) -> None:
         """The engine is gone or new: it holds nothing."""
         for counts in (
-            self.running_requests, self.waiting_requests, self.waiting_tokens,
+            self.running_requests, self.waiting_requests, self.waiting_tokens, self.waiting_context,
             self.running_tokens, self.kv_used_fraction, self.in_flight_prefill_tokens,
             self.tokens_per_s, self.link_use, self.forecast_util, self.forecast_mem,
         ):  # fmt: skip

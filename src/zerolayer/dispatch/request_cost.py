@@ -95,7 +95,7 @@ def decode_places(fleet: FleetState) -> Floats:
     streams = float(fleet.running_requests.sum())
     if streams <= 0.0:
         return fleet.requests_max.copy()
-    tokens = float(fleet.running_tokens.sum() + fleet.waiting_tokens.sum())
+    tokens = float(fleet.running_tokens.sum() + fleet.waiting_context.sum())
     places = np.minimum(fleet.requests_max, fleet.kv_tokens / max(1.0, tokens / streams))
     at_least_one: Floats = np.maximum(1.0, places)
     return at_least_one

@@ -475,7 +475,7 @@ class FleetDriver:
         owned.waiting_tokens = max(1, owned.placed_tokens - held)
         if self.totals.streams % TTFT_PREDICTED_EVERY == 0 and not stream.delivered:
             owned.predicted_ttft_s = float(expected_wait_s(self.fleet, wanted)[engine])
-        self.fleet.placed(engine, owned.waiting_tokens)
+        self.fleet.placed(engine, owned.waiting_tokens, owned.placed_tokens)
         self.outlook.placed(self.fleet, engine, wanted)
         sources = [] if owned.by_prefill else list(owned.sources)
         port = self.ports[engine]
@@ -494,7 +494,10 @@ class FleetDriver:
         self.on_engine[engine].pop(owned.stream.stream_id, None)
         waiting = 0 if owned.decoding else owned.waiting_tokens
         running = owned.placed_tokens if owned.decoding else 0
-        self.fleet.released(engine, waiting_tokens=waiting, running_tokens=running)
+        self.fleet.released(
+            engine, waiting_tokens=waiting, running_tokens=running,
+            context_tokens=owned.placed_tokens,
+        )  # fmt: skip
 
     def _wait(self, owned: Owned) -> None:
         if owned.stream.stream_id not in self.waiting:

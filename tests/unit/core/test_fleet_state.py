@@ -11,18 +11,23 @@ def test_counts_return_to_zero_when_every_stream_is_released(
     streams: list[tuple[int, int, bool]],
 ) -> None:
     fleet = FleetState(4)
+    held = 1_000
     for engine, prompt, _ in streams:
-        fleet.placed(engine, prompt)
+        fleet.placed(engine, prompt, prompt + held)
     assert fleet.running_requests.sum() == len(streams)
     assert fleet.waiting_tokens.sum() == sum(prompt for _, prompt, _ in streams)
+    assert fleet.waiting_context.sum() == fleet.waiting_tokens.sum() + held * len(streams)
     for engine, prompt, began in streams:
         if began:
-            fleet.first_token(engine, prompt)
+            fleet.first_token(engine, prompt, prompt + held)
             fleet.grew(engine, 7)
-            fleet.released(engine, waiting_tokens=0, running_tokens=prompt + 7)
+            fleet.released(engine, waiting_tokens=0, running_tokens=prompt + held + 7)
         else:
-            fleet.released(engine, waiting_tokens=prompt, running_tokens=0)
-    for counts in (fleet.running_requests, fleet.waiting_tokens, fleet.running_tokens):
+            context = prompt + held
+            fleet.released(engine, waiting_tokens=prompt, running_tokens=0, context_tokens=context)
+    for counts in (
+        fleet.running_requests, fleet.waiting_tokens, fleet.waiting_context, fleet.running_tokens,
+    ):  # fmt: skip
         assert not counts.any()
 
 

@@ -231,6 +231,24 @@ def test_only_the_engine_that_holds_most_is_worth_more_than_its_seconds(
     assert decision.score == pytest.approx(expected)
 
 
+def test_kv_of_streams_that_queue_counts_though_little_of_it_is_to_compute() -> None:
+    """After an outage many streams go on from their snapshots at once: no engine reports their KV
+    before they run."""
+    fleet = idle(2)
+    for slot in (0, 1):
+        fleet.set_capacity(slot, requests_max=256, kv_tokens=50_000)
+    for _ in range(3):
+        fleet.placed(0, 1, 10_000)
+    for _ in range(6):
+        fleet.placed(1, 200)
+    moved = PlacementRequest(10_000, 20, held_tokens={0: 9_999, 1: 9_999})
+    chosen = []
+    for _ in range(4):
+        chosen.append(place(fleet, moved))
+        fleet.placed(chosen[-1], 1, 10_000)
+    assert chosen == [1, 1, 1, 0]
+
+
 def test_a_hint_prefers_its_domain_while_that_has_room() -> None:
     fleet = idle(2)
     fleet.set_domain(1, 7)
