@@ -91,7 +91,7 @@ class FleetState:
         self.waiting_tokens = np.zeros(engines)
         """Prompt tokens to compute of streams whose first token has not come."""
         self.waiting_context = np.zeros(engines)
-        """Their context tokens, held ones too: KV that no engine counts as used while they queue."""
+        """Their context tokens, held ones too: KV that is not counted as used while they queue."""
         self.placed_tokens = np.zeros(engines)
         """Prompt tokens to compute that were ever placed here; never falls."""
         self.running_tokens = np.zeros(engines)
