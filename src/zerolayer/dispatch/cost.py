@@ -9,12 +9,16 @@ times slower must look slow for many steps, not teach the model that slow is nor
 """
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from zerolayer.core.fleet_state import Floats
 from zerolayer.core.limits import COST_ERRORS_KEPT, STEP_SECONDS_MAX
+
+Coefficients = Floats
+"""b0 to b4 in the model's own units: shape (5,)."""
 
 STEP_SECONDS_MIN = 1e-4
 """No engine step is shorter; keeps ratios of actual to expected finite."""
@@ -31,15 +35,13 @@ NOISE_SHARE = 0.15
 """Standard deviation of a step around its mean, as a share of it; seen on two shared CPU cores."""
 NOISE_FLOOR_S = 2e-4
 
-LONG_PREFILL_TOKENS = 64
-"""A step with fewer prompt tokens says little of what a prefill costs."""
-TAUGHT_PREFILLS = 3
-"""Prefills after which a model may teach the others."""
+MISFIT_STEPS = 64
+"""Steps over which it is averaged how much larger errors are than the model expects them."""
 
 _TOKENS = 1e-3  # features are thousands of tokens and tens of requests: numbers near 1
 _REQUESTS = 0.1
+_UNITS = np.array((1.0, _TOKENS, _REQUESTS, _TOKENS, _TOKENS * _TOKENS))
 _DIAGONAL = np.arange(5)
-_PREFILL_TERMS = np.array((1, 4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,35 @@ class StepWork:
     prefill_tokens: int
     decode_requests: int
     context_tokens: int
+
+
+class StepTimes(NamedTuple):
+    """What a step costs, in seconds: b0 to b4 of the model."""
+
+    step_s: float
+    prefill_s: float
+    """What one more prompt token adds."""
+    decode_s: float
+    """What one more decoding stream adds."""
+    context_s: float
+    """What one more token of context adds."""
+    prefill_squared_s: float
+    """What the square of the prompt tokens adds, per token squared."""
+
+    @staticmethod
+    def of(b: Coefficients) -> "StepTimes":
+        """From coefficients in the model's own units."""
+        return StepTimes(*(b * _UNITS).tolist())
+
+    def expected_s(self, prefill_tokens: int, decode_requests: int, context_tokens: int) -> float:
+        """Expected seconds of a step, within STEP_SECONDS_MIN..STEP_SECONDS_MAX."""
+        seconds = (
+            self.step_s
+            + prefill_tokens * (self.prefill_s + self.prefill_squared_s * prefill_tokens)
+            + self.decode_s * decode_requests
+            + self.context_s * context_tokens
+        )
+        return min(STEP_SECONDS_MAX, max(STEP_SECONDS_MIN, seconds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +123,30 @@ class ErrorPercentiles:
     p99: float
 
 
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """b0 to b4 of a model, in its own units."""
+
+    mean: Coefficients
+    covariance: Floats
+    """Shape (5, 5): the filter's, times how much larger its errors were lately than it expected
+    where they were (normalised innovation squared)."""
+    prior_deviations: Coefficients
+
+
 class StepCostModel:
     """Predicts and learns the step time of one engine."""
 
     def __init__(self, prior: CostPrior | None = None) -> None:
         prior = prior or CostPrior()
         self._b = np.array(prior.mean())
-        self._coefficients: tuple[float, ...] = prior.mean()
+        self.times = StepTimes.of(self._b)
+        """What was learned so far."""
         self._deviations = np.array(prior.deviations())
         self._p = np.diag(np.square(self._deviations))
         self._errors: deque[float] = deque(maxlen=COST_ERRORS_KEPT)
         self._steps = 0
-        self._prefills = 0
+        self._misfit = 1.0
 
     @property
     def steps(self) -> int:
@@ -111,52 +154,13 @@ class StepCostModel:
         return self._steps
 
     @property
-    def prefills(self) -> int:
-        """Those of them with a long prefill."""
-        return self._prefills
-
-    def start_like(self, teacher: "StepCostModel") -> None:
-        """Expect what another engine's model expects, with the uncertainty of one's own; of the
-        decode steps only while this model has seen hardly any itself."""
-        unknown = _PREFILL_TERMS if self._steps > UNCLIPPED_STEPS else _DIAGONAL
-        self._b[unknown] = teacher._b[unknown]
-        self._coefficients = tuple(self._b.tolist())
+    def belief(self) -> "Belief":
+        """What it has learned, and how surely."""
+        return Belief(self._b, self._p * max(1.0, self._misfit), self._deviations)
 
     def expected_s(self, prefill_tokens: int, decode_requests: int, context_tokens: int) -> float:
-        """Expected seconds of a step, within STEP_SECONDS_MIN..STEP_SECONDS_MAX."""
-        b = self._coefficients
-        prefill = prefill_tokens * _TOKENS
-        seconds = (
-            b[0]
-            + prefill * (b[1] + b[4] * prefill)
-            + b[2] * decode_requests * _REQUESTS
-            + b[3] * context_tokens * _TOKENS
-        )
-        return min(STEP_SECONDS_MAX, max(STEP_SECONDS_MIN, seconds))
-
-    @property
-    def prefill_s_per_token(self) -> float:
-        """What one more prompt token adds, in seconds."""
-        return self._coefficients[1] * _TOKENS
-
-    @property
-    def decode_s_per_request(self) -> float:
-        """What one more decoding stream adds, in seconds."""
-        return self._coefficients[2] * _REQUESTS
-
-    @property
-    def context_s_per_token(self) -> float:
-        """What one more token of context adds, in seconds."""
-        return self._coefficients[3] * _TOKENS
-
-    def coefficients(self) -> tuple[float, float, float, float, float]:
-        """b0 to b4 in seconds: of a step, per prompt token, per decoding stream, per token of
-        context, per prompt token squared."""
-        step_s, _, _, _, squared = self._coefficients
-        return (
-            step_s, self.prefill_s_per_token, self.decode_s_per_request,
-            self.context_s_per_token, squared * _TOKENS * _TOKENS,
-        )  # fmt: skip
+        """See `StepTimes.expected_s`."""
+        return self.times.expected_s(prefill_tokens, decode_requests, context_tokens)
 
     def observe(self, work: StepWork, seconds: float) -> None:
         """Learn from a finished step. Seconds outside 0..STEP_SECONDS_MAX are cut to it; NaN is
@@ -167,7 +171,6 @@ class StepCostModel:
         expected = self.expected_s(work.prefill_tokens, work.decode_requests, work.context_tokens)
         self._errors.append(abs(seconds - expected) / expected)
         self._steps += 1
-        self._prefills += work.prefill_tokens >= LONG_PREFILL_TOKENS
         self._update(self._features(work), seconds, expected)
 
     def error_percentiles(self) -> ErrorPercentiles:
@@ -178,7 +181,7 @@ class StepCostModel:
         return ErrorPercentiles(len(self._errors), float(p50), float(p90), float(p99))
 
     @staticmethod
-    def _features(work: StepWork) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    def _features(work: StepWork) -> Floats:
         prefill = work.prefill_tokens * _TOKENS
         return np.array(
             (1.0, prefill, work.decode_requests * _REQUESTS, work.context_tokens * _TOKENS,
@@ -187,7 +190,7 @@ class StepCostModel:
 
     def _update(
         self,
-        x: np.ndarray[tuple[int], np.dtype[np.float64]],
+        x: Floats,
         seconds: float,
         expected: float,
     ) -> None:
@@ -197,12 +200,13 @@ class StepCostModel:
         surprise = seconds - float(self._b @ x)
         if self._steps > UNCLIPPED_STEPS:
             surprise = min(surprise, CLIP_SIGMAS * variance**0.5)
+            self._misfit += (surprise * surprise / variance - self._misfit) / MISFIT_STEPS
         gain = px / variance
         self._b = self._b + gain * surprise
         self._p = self._p - np.outer(gain, px)
         self._keep_positive()
         self._drift()
-        self._coefficients = tuple(self._b.tolist())
+        self.times = StepTimes.of(self._b)
 
     def _keep_positive(self) -> None:
         """More work never costs less. A coefficient below zero is conditioned to be zero: the
@@ -219,17 +223,3 @@ class StepCostModel:
         self._p[_DIAGONAL, _DIAGONAL] += step * step
         shrink = np.minimum(1.0, self._deviations / np.sqrt(self._p.diagonal()))
         self._p *= np.outer(shrink, shrink)
-
-
-def teach_newcomers(models: Sequence[StepCostModel]) -> None:
-    """Let models of equal engines that never saw a prefill start like the one that saw most.
-
-    Without it an engine that had no work yet is expected to be as slow as the prior says, and where
-    the prior is far too slow it never gets any.
-    """
-    teacher = max(models, key=lambda model: model.prefills, default=None)
-    if teacher is None or teacher.prefills < TAUGHT_PREFILLS:
-        return
-    for model in models:
-        if model.prefills == 0:
-            model.start_like(teacher)

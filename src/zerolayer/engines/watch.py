@@ -10,12 +10,8 @@ from zerolayer.arena.board import CoreState
 from zerolayer.arena.tables import StallDetectCfg, StallSettings
 from zerolayer.core.engine_state import EngineEvent, EngineState
 from zerolayer.core.fleet_state import EngineReport
-from zerolayer.dispatch.cost import (
-    ErrorPercentiles,
-    StepCostModel,
-    StepWork,
-    teach_newcomers,
-)
+from zerolayer.dispatch.cost import ErrorPercentiles, StepCostModel, StepTimes, StepWork
+from zerolayer.dispatch.pooling import FleetCosts
 from zerolayer.dispatch.steps import StepSample, StepWatch
 from zerolayer.engines.lifetime import STALLED_NICE, renice
 from zerolayer.engines.supervisor import LiveEngine
@@ -41,6 +37,8 @@ logger = init_logger("vllm.zerolayer.watch")
 TICK_S = 0.015
 #: How often a stalled engine is asked for a round trip, in seconds.
 PROBE_EVERY_S = 0.25
+#: How often what the engines have learned is weighed against each other, in seconds.
+POOL_EVERY_S = 0.5
 
 #: The step by which engines are compared: four streams of 256 tokens each.
 REFERENCE_STEP = StepWork(prefill_tokens=0, decode_requests=4, context_tokens=1024)
@@ -56,15 +54,15 @@ class FleetWatch:
         self._config.write(StallSettings())
         self._settings = StallSettings()
         self._detector = StallDetector(StallConfig())
-        self._costs: list[StepCostModel] = []
-        self._own_costs: list[StepCostModel] = []  # of steps without waiting for a core
+        self._costs = FleetCosts()
+        self._own_costs = FleetCosts()  # of steps without waiting for a core
         self._steps: list[StepWatch] = []
         self._seen: list[LiveEngine | None] = []
         self._stalled_ns: list[int] = []
         self._was_stopped: list[bool] = []
         self._last_output_ns: list[int] = []
         self._probes: dict[int, asyncio.Task[bool]] = {}
-        self._next_probe_ns = 0
+        self._next_probe_ns = self._pool_due_ns = 0
         self.resize(fleet.settings.engines)
         fleet.watch = self
 
@@ -80,45 +78,47 @@ class FleetWatch:
 
     def resize(self, slots: int) -> None:
         """The fleet has so many slots now: new ones know nothing, those behind are forgotten."""
-        for slot in range(len(self._costs), slots):
-            self._costs.append(StepCostModel())
-            self._own_costs.append(StepCostModel())
+        before = len(self._steps)
+        for costs in (self._costs, self._own_costs):
+            costs.resize([*costs.models, *(StepCostModel() for _ in range(before, slots))][:slots])
+        for slot in range(before, slots):
             self._steps.append(StepWatch())
             self._seen.append(None)
             self._stalled_ns.append(0)
             self._was_stopped.append(False)
             self._last_output_ns.append(0)
             self._detector.restarted(slot)
-        for slot in range(slots, len(self._costs)):
+        for slot in range(slots, before):
             self._detector.restarted(slot)
             if (probe := self._probes.pop(slot, None)) is not None:
                 probe.cancel()
         for kept in (
-            self._costs, self._own_costs, self._steps, self._seen, self._stalled_ns,
-            self._was_stopped, self._last_output_ns,
+            self._steps, self._seen, self._stalled_ns, self._was_stopped, self._last_output_ns,
         ):  # fmt: skip
             del kept[slots:]
 
     def expected_step_s(self, slot: int) -> float:
         """What the slot's engine needs for its current kind of step, in seconds."""
         state = self._fleet.boards[slot].read_core() or CoreState()
-        return self._costs[slot].expected_s(*_work(state))
+        return self._costs.times[slot].expected_s(*_work(state))
 
     def reference_step_s(self, slot: int) -> float | None:
         """What the slot's engine needs for `REFERENCE_STEP`, in seconds; None while its cost model
         has learned from fewer than `REFERENCE_LEARNED` steps."""
-        cost, work = self._costs[slot], REFERENCE_STEP
-        if cost.steps < REFERENCE_LEARNED:
+        work = REFERENCE_STEP
+        if self._costs.models[slot].steps < REFERENCE_LEARNED:
             return None
-        return cost.expected_s(work.prefill_tokens, work.decode_requests, work.context_tokens)
+        return self._costs.times[slot].expected_s(
+            work.prefill_tokens, work.decode_requests, work.context_tokens
+        )
 
-    def step_model(self, slot: int) -> tuple[float, ...]:
-        """What the slot's steps cost, as it was learned: see `StepCostModel.coefficients`."""
-        return self._costs[slot].coefficients()
+    def step_model(self, slot: int) -> StepTimes:
+        """What the slot's steps cost, as it was learned."""
+        return self._costs.times[slot]
 
     def step_errors(self, slot: int) -> ErrorPercentiles:
         """How far the slot's predicted step times were off lately."""
-        return self._costs[slot].error_percentiles()
+        return self._costs.models[slot].error_percentiles()
 
     def decode_step_s(self, slot: int) -> tuple[float, float]:
         """What a step without prefill takes with the streams that decode there, in seconds: as they
@@ -126,7 +126,9 @@ class FleetWatch:
         load = self._fleet.driver.fleet
         decoding = int(load.running_requests[slot] - load.waiting_requests[slot])
         work = (0, decoding, int(load.running_tokens[slot]))
-        return self._costs[slot].expected_s(*work), self._own_costs[slot].expected_s(*work)
+        costs = (self._costs, self._own_costs)
+        seen_s, own_s = (each.times[slot].expected_s(*work) for each in costs)
+        return seen_s, own_s
 
     def noted_output(self, slot: int) -> None:
         """An output of this engine has just come."""
@@ -135,6 +137,10 @@ class FleetWatch:
     async def _tick(self) -> None:
         self._follow_settings()
         now_ns = time.monotonic_ns()
+        if now_ns >= self._pool_due_ns:
+            self._pool_due_ns = now_ns + int(POOL_EVERY_S * 1e9)
+            for costs in (self._costs, self._own_costs):
+                costs.refresh(self._fleet.driver.fleet.domain)
         evidence = {
             supervisor.slot: self._look(supervisor.slot, supervisor.live, now_ns)
             for supervisor in self._fleet.supervisors
@@ -173,12 +179,12 @@ class FleetWatch:
         assert live is not None
         state = self._fleet.boards[slot].read_core() or CoreState()
         work = _work(state)
-        expected_s = self._costs[slot].expected_s(*work)
+        expected_s = self._costs.times[slot].expected_s(*work)
         owes = bool(self._fleet.driver.on_engine[slot]) or self._stalled_ns[slot] > 0
         late = now_ns - state.step_started_ns > 1e9 * expected_s
         tree = live.tree.look(now_ns, threads=owes and late)
         self._learn(slot, state, now_ns, tree.waited_ns)
-        expected_s = self._costs[slot].expected_s(*work)
+        expected_s = self._costs.times[slot].expected_s(*work)
         self._report(slot, state, expected_s)
         block_tokens = self._fleet.vllm_config.cache_config.block_size
         self._fleet.picture.look(slot, state, block_tokens, now_ns)
@@ -213,24 +219,21 @@ class FleetWatch:
         finished = self._steps[slot].sample(sample)
         # What a stalled engine needs for its probes says nothing about a healthy one.
         if finished is not None and self._detector.phase(slot) is not Phase.COMMITTED:
-            self._costs[slot].observe(finished.work, finished.seconds)
-            self._own_costs[slot].observe(finished.work, finished.own_s)
-            if finished.work.prefill_tokens:
-                domain = self._fleet.driver.fleet.domain
-                for costs in (self._costs, self._own_costs):
-                    teach_newcomers([c for i, c in enumerate(costs) if domain[i] == domain[slot]])
+            self._costs.observe(slot, finished.work, finished.seconds)
+            self._own_costs.observe(slot, finished.work, finished.own_s)
 
     def _report(self, slot: int, state: CoreState, expected_s: float) -> None:
         used = 1 - state.free_blocks / state.total_blocks if state.total_blocks else 0.0
+        times = self._costs.times[slot]
         self._fleet.driver.fleet.report(
             slot,
             EngineReport(
                 kv_used_fraction=used,
                 in_flight_prefill_tokens=state.prefill_tokens if state.step_started_ns else 0,
                 expected_step_s=expected_s,
-                prefill_s_per_token=self._costs[slot].prefill_s_per_token,
-                decode_s_per_request=self._costs[slot].decode_s_per_request,
-                context_s_per_token=self._costs[slot].context_s_per_token,
+                prefill_s_per_token=times.prefill_s,
+                decode_s_per_request=times.decode_s,
+                context_s_per_token=times.context_s,
             ),
         )
 

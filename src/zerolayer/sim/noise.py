@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from math import log
 from random import Random
 
+FACTOR_MIN = 0.25
+"""However large the deviation, no step takes less than this share of what its work costs."""
 _DRAWS = 509
 
 
@@ -41,7 +43,8 @@ class StepNoise:
         self._next = (self._next + 1) % _DRAWS
         draw = self._draws[self._next]
         # The mean of k independent steps varies by 1/sqrt(k) of what one does.
-        return 1.0 + (draw if steps == 1 else draw * steps**-0.5), steps
+        factor = 1.0 + (draw if steps == 1 else draw * steps**-0.5)
+        return max(FACTOR_MIN, factor), steps
 
     def _until_slow(self) -> int:
         """Whole steps before the next slow one: geometric."""

@@ -15,6 +15,7 @@ from zerolayer.core.fleet_state import EngineReport, Floats, MemoryReport
 from zerolayer.dispatch.cost import StepCostModel, StepWork
 from zerolayer.dispatch.drain_rule import DrainRule
 from zerolayer.dispatch.heat import heat_of
+from zerolayer.dispatch.pooling import FleetCosts
 from zerolayer.sim.engine import SimEngine
 from zerolayer.sim.profiles import EngineProfile
 from zerolayer.stitch.driver import FleetDriver
@@ -50,8 +51,8 @@ class Reports:
         self._driver = driver
         self._engines = engines
         self._watch = watch
-        self._prior = profile.prior()
-        self.costs = [StepCostModel(self._prior) for _ in engines]
+        self._costs = FleetCosts()
+        self._costs.resize([StepCostModel(profile.prior()) for _ in engines])
         self._learned_s = [-1.0] * len(engines)
         self._reported_s = self._forecast_s = -1.0
         self._rates = [_Rates() for _ in engines]
@@ -65,12 +66,12 @@ class Reports:
 
     def learn(self, slot: int, now: float) -> None:
         """The engine has ended a step, or several alike."""
-        cost = self.costs[slot]
-        if cost.steps >= STEPS_ALL_LEARNED and now - self._learned_s[slot] < LEARN_EVERY_S:
+        steps = self._costs.models[slot].steps
+        if steps >= STEPS_ALL_LEARNED and now - self._learned_s[slot] < LEARN_EVERY_S:
             return
         self._learned_s[slot] = now
         engine = self._engines[slot]
-        cost.observe(StepWork(*engine.last_work), engine.last_step_s)
+        self._costs.observe(slot, StepWork(*engine.last_work), engine.last_step_s)
 
     def decode_step_s(self) -> Floats:
         """Seconds of a step of each engine with the streams that it has, without prefill."""
@@ -78,8 +79,8 @@ class Reports:
         decodes = (fleet.running_requests - fleet.waiting_requests).tolist()
         context = fleet.running_tokens.tolist()
         return np.array(
-            [cost.expected_s(0, int(decodes[i]), int(context[i])) for i, cost in
-             enumerate(self.costs)]
+            [times.expected_s(0, int(decodes[i]), int(context[i])) for i, times in
+             enumerate(self._costs.times)]
         )  # fmt: skip
 
     def refresh(self, now: float, now_ns: int) -> None:
@@ -95,6 +96,7 @@ class Reports:
             for engine in self._engines:
                 if not engine.dead:
                     self._picture(engine, passed_s)
+            self._costs.refresh(driver.fleet.domain)
             driver.outlook.refresh(now_ns, driver.fleet, driver.placed_streams())
             if self._watch:
                 heat = heat_of(driver.fleet)
@@ -102,17 +104,17 @@ class Reports:
 
     def _report(self, engine: SimEngine, now: float) -> None:
         slot = engine.slot
-        cost = self.costs[slot]
-        expected_s = cost.expected_s(*engine.work)
+        times = self._costs.times[slot]
+        expected_s = times.expected_s(*engine.work)
         self._driver.fleet.report(
             slot,
             EngineReport(
                 kv_used_fraction=engine.kv.used / engine.kv.capacity,
                 in_flight_prefill_tokens=engine.work[0] if engine.busy else 0,
                 expected_step_s=expected_s,
-                prefill_s_per_token=cost.prefill_s_per_token,
-                decode_s_per_request=cost.decode_s_per_request,
-                context_s_per_token=cost.context_s_per_token,
+                prefill_s_per_token=times.prefill_s,
+                decode_s_per_request=times.decode_s,
+                context_s_per_token=times.context_s,
             ),
         )
         if self._watch:

@@ -9,7 +9,6 @@ from zerolayer.dispatch.cost import (
     STEP_SECONDS_MIN,
     StepCostModel,
     StepWork,
-    teach_newcomers,
 )
 
 WORKS = st.builds(
@@ -44,8 +43,8 @@ def test_predictions_stay_in_bounds_whatever_was_observed(
     for observed, seconds in seen:
         model.observe(observed, seconds)
         assert STEP_SECONDS_MIN <= expected(model, work) <= STEP_SECONDS_MAX
-    assert model.prefill_s_per_token >= 0
-    assert model.decode_s_per_request >= 0
+    assert model.times.prefill_s >= 0
+    assert model.times.decode_s >= 0
 
 
 @given(st.lists(st.tuples(WORKS, st.floats(0, 10)), max_size=30), WORKS, st.integers(1, 4_000))
@@ -104,25 +103,3 @@ def test_error_percentiles_are_ordered_and_small_once_learned() -> None:
     assert errors.steps == 256
     assert errors.p50 <= errors.p90 <= errors.p99
     assert errors.p50 < 0.15
-
-
-def test_an_engine_without_work_is_expected_to_be_like_the_others() -> None:
-    fast, idle = StepCostModel(), StepCostModel()
-    for _ in range(30):
-        fast.observe(StepWork(2_000, 8, 4_000), 0.05)
-        fast.observe(StepWork(0, 8, 4_000), 0.008)
-    assert idle.prefill_s_per_token > 10 * fast.prefill_s_per_token
-    teach_newcomers([fast, idle])
-    assert idle.prefill_s_per_token == fast.prefill_s_per_token
-    for _ in range(30):
-        idle.observe(StepWork(2_000, 8, 4_000), 0.10)
-    teach_newcomers([fast, idle])
-    assert idle.expected_s(2_000, 8, 4_000) == pytest.approx(0.10, rel=0.2)
-
-
-def test_nobody_teaches_what_nobody_has_seen() -> None:
-    models = [StepCostModel(), StepCostModel()]
-    models[0].observe(StepWork(0, 4, 400), 0.01)
-    before = models[1].expected_s(1_000, 1, 0)
-    teach_newcomers(models)
-    assert models[1].expected_s(1_000, 1, 0) == before

@@ -1,0 +1,115 @@
+"""What steps cost on engines of one kind: each one's own steps, weighed against all others'.
+
+An engine's steps tell its model little of some things: few have prefill in them, context grows with
+the number of streams, and other programs take the cores now and then. Two equal engines then differ
+by half in what a prompt token is said to cost, and whichever is thought the faster gets every long
+prompt. So the coefficients of engine i are taken as m + e_i, with e_i from N(0, T), where its own
+steps say b_i with covariance P_i (`StepCostModel.belief`). The best linear estimate (Robinson,
+"That BLUP is a good thing", 1991; empirical Bayes, Morris, 1983) is
+
+    W_i = (P_i + T)^-1        m = (sum W_i)^-1 sum W_i b_i        m + T W_i (b_i - m)
+
+Where an engine's own steps say a thing clearly, P_i is small and b_i stays; where they do not, the
+others' count. An engine that has done nothing yet is expected to be like the rest, so it gets work
+also where the prior is far too slow. An engine that is really other than the rest (throttled, on a
+busy box) must stay so: e_i has the long tails of Student's t, by way of T / u_i for T with
+
+    u_i = (NU + 5) / (NU + d_i^2)       d_i^2 = (b_i - m)' W_i (b_i - m)
+
+(Lange, Little, Taylor, "Robust statistical modeling using the t distribution", 1989).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from zerolayer.core.fleet_state import Floats, Ints
+from zerolayer.dispatch.cost import StepCostModel, StepTimes, StepWork
+
+SPEED_SPREAD = 0.1
+"""In T: standard deviation of the speed of engines of one kind, as a share. GPUs of one model
+differ by 3 to 8 % (`docs/simulator.md`), throttled ones by more."""
+TERM_SPREAD = 0.05
+"""In T: standard deviation of each coefficient beside speed."""
+NU = 4.0
+"""Degrees of freedom: usual for robust fits."""
+ROUNDS = 3
+"""Of finding m and u in turns."""
+FLOOR_SHARE = 0.002
+"""The same as a share of the prior's deviation, for a coefficient that is near zero."""
+
+
+class CostPool:
+    """m and T of engines of one kind."""
+
+    def __init__(self, models: Sequence[StepCostModel]) -> None:
+        """From what they have learned so far; one or more."""
+        beliefs = [model.belief for model in models]
+        b = np.array([belief.mean for belief in beliefs])
+        p = np.array([belief.covariance for belief in beliefs])
+        floor = np.diag(np.square(FLOOR_SHARE * beliefs[0].prior_deviations))
+        usual = _weighted_mean(np.linalg.inv(p + floor), b)
+        speed = SPEED_SPREAD * usual
+        self._spread = np.outer(speed, speed) + np.diag(np.square(TERM_SPREAD * usual)) + floor
+        spreads = np.broadcast_to(self._spread, p.shape)
+        for _ in range(ROUNDS):
+            weights = np.linalg.inv(p + spreads)
+            self._mean = _weighted_mean(weights, b)
+            off = b - self._mean
+            far = np.einsum("ni,nij,nj->n", off, np.linalg.inv(p + self._spread), off)
+            spreads = self._spread / _commonness(far)[:, None, None]
+
+    def times(self, model: StepCostModel) -> StepTimes:
+        """Of one of the engines, or of one more like them."""
+        belief = model.belief
+        p, off = belief.covariance, belief.mean - self._mean
+        spread = self._spread / _commonness(off @ np.linalg.solve(p + self._spread, off))
+        own = spread @ np.linalg.solve(p + spread, off)
+        return StepTimes.of(np.maximum(0.0, self._mean + own))
+
+
+class FleetCosts:
+    """A model for each engine, and the step times that follow from all of them."""
+
+    def __init__(self) -> None:
+        self.models: list[StepCostModel] = []
+        self.times: list[StepTimes] = []
+        """Of each engine, pooled."""
+        self._pools: list[CostPool | None] = []
+
+    def resize(self, models: Sequence[StepCostModel]) -> None:
+        """These from now on, new ones as they stand."""
+        self.models = list(models)
+        kept = len(self.times)
+        self.times = [*self.times, *(model.times for model in self.models[kept:])][: len(models)]
+        self._pools = [*self._pools, *([None] * len(models))][: len(models)]
+
+    def observe(self, engine: int, work: StepWork, seconds: float) -> None:
+        """A step of this engine has ended."""
+        model, pool = self.models[engine], self._pools[engine]
+        model.observe(work, seconds)
+        self.times[engine] = model.times if pool is None else pool.times(model)
+
+    def refresh(self, domain: Ints) -> None:
+        """Pool anew. `domain`: engines of one kind share a number; shape (engines,)."""
+        kinds = domain.tolist()
+        pools = {
+            kind: CostPool(
+                [m for m, other in zip(self.models, kinds, strict=True) if other == kind]
+            )
+            for kind in set(kinds)
+        }
+        self._pools = [pools[kind] for kind in kinds]
+        pairs = zip(self.models, self._pools, strict=True)
+        self.times = [model.times if pool is None else pool.times(model) for model, pool in pairs]
+
+
+def _commonness(far: Floats) -> Floats:
+    """u of engines that are so far off the mean (d^2)."""
+    u: Floats = (NU + 5.0) / (NU + far)
+    return np.minimum(1.0, u)
+
+
+def _weighted_mean(weights: Floats, b: Floats) -> Floats:
+    mean: Floats = np.linalg.solve(weights.sum(axis=0), (weights @ b[:, :, None]).sum(axis=0))
+    return mean[:, 0]
