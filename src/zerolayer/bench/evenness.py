@@ -1,9 +1,9 @@
 """`bench evenness`: how evenly a fleet is used under skewed load, by our policy and by vLLM's own.
 
-A few long prompts with long answers come among many short ones, at the same times and in the same
-order in every round. Rounds alternate A B B A between `--policy zerolayer` (with offload unless
-told otherwise) and `--policy vllm_dp --no-offload` (the score of vLLM's data-parallel client; vLLM
-moves nothing), each on a fleet of its own.
+A few long prompts with long answers come among many short ones. Both sides of a pair of rounds get
+the same requests at the same times, the next pair gets others. Rounds alternate A B B A between
+`--policy zerolayer` (with offload unless told otherwise) and `--policy vllm_dp --no-offload` (the
+score of vLLM's data-parallel client; vLLM moves nothing), each on a fleet of its own.
 
 Utilisation is taken from counts that the fleet reports whatever its policy is, not from its
 forecast: util = p + n / n_max in windows of WINDOWS_S seconds. p = seconds of prefill in demand per
@@ -18,7 +18,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -129,14 +129,17 @@ def run_evenness(options: EvennessOptions, console: Console) -> dict[str, Any]:
     """Measure; returns the result. Raises `ZeroLayerError` when a fleet does not come up."""
     options.check()
     say, began = lines_on(console), time.monotonic()
-    arrivals = skewed_load(options)
     rounds: list[Round] = []
+    requests = 0
     for number in range(options.rounds):
         rounds.append(Round(ORDER[number % len(ORDER)]))
         words = options.words(rounds[-1].policy)
+        load = replace(options, seed=options.seed + number // len(SIDES))
+        arrivals = skewed_load(load)
+        requests += len(arrivals)
         fleet = FleetOptions(options.model, options.engines, serve_args=words)
         with FleetProcess(fleet, say) as process:
-            asyncio.run(_measure(process, options, arrivals, rounds[-1]))
+            asyncio.run(_measure(process, load, arrivals, rounds[-1]))
         spread = spread_over_time(rounds[-1].counts, _median(rounds[-1].prefill_s), options)
         say(
             f"round {number + 1}/{options.rounds} {' '.join(words)}: std of utilisation "
@@ -144,7 +147,7 @@ def run_evenness(options: EvennessOptions, console: Console) -> dict[str, Any]:
         )
     return {
         **compared(rounds, options),
-        "requests_per_round": len(arrivals),
+        "requests_per_round": round(requests / len(rounds), 1),
         "rate": options.rate,
         "offload": options.offload,
         "long_share": options.long_share,
