@@ -14,6 +14,7 @@ from zerolayer.dispatch.cost import ErrorPercentiles, StepCostModel, StepTimes, 
 from zerolayer.dispatch.pooling import FleetCosts
 from zerolayer.dispatch.steps import StepSample, StepWatch
 from zerolayer.engines.lifetime import STALLED_NICE, renice
+from zerolayer.engines.standstill import Standstill
 from zerolayer.engines.supervisor import LiveEngine
 from zerolayer.stitch.stall import (
     Clear,
@@ -68,11 +69,14 @@ class FleetWatch:
 
     async def run(self) -> None:
         """Tick for ever."""
+        standstill = Standstill(self._fleet.note_all)
         try:
             while True:
                 await asyncio.sleep(TICK_S)
+                standstill.tick(time.monotonic_ns())
                 await self._tick()
         finally:
+            standstill.end()
             for probe in self._probes.values():
                 probe.cancel()
 
