@@ -89,7 +89,6 @@ CALLED = (
          "engine_client state args supported_tasks", "app/serve.py"),
     part("entrypoints.launchers.cli_args:make_arg_parser", "parser", "app/serve.py"),
     part("entrypoints.launchers.cli_args:validate_parsed_serve_args", "args", "app/serve.py"),
-    part("utils.network_utils:get_open_zmq_ipc_path", "", "engines/launcher.py names its sockets"),
     part("v1.executor:Executor.get_class", "vllm_config", "engines/launcher.py, engines/child.py"),
 )  # fmt: skip
 

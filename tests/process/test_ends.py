@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,18 +35,27 @@ def streaming(fleet: FleetProcess) -> Iterator[Iterator[str]]:
         yield lines
 
 
+def temporary_files() -> set[Path]:
+    """What vLLM makes in the system's directory for temporary files."""
+    entries = Path(tempfile.gettempdir()).iterdir()
+    return {path for path in entries if path.is_socket() or path.name.startswith("vllm_dist_")}
+
+
 def test_ctrl_c_ends_everything_while_streams_run_and_an_engine_is_frozen(model: str) -> None:
+    before = temporary_files()
     with FleetProcess(FleetOptions(model)) as fleet, streaming(fleet):
         fleet.stop("e1")
         report = fleet.end(signal.SIGINT)
     assert report.seconds < ENDS_WITHIN_S, report
     assert report.clean, report
     assert report.exit_code == 0, fleet.log_tail()
+    assert temporary_files() <= before
 
 
 def test_engines_end_with_a_serving_process_that_is_killed_and_the_next_start_cleans_up(
     model: str,
 ) -> None:
+    before = temporary_files()
     with FleetProcess(FleetOptions(model)) as fleet, streaming(fleet):
         fleet.stop("e1")
         runtime = fleet.runtime().path
@@ -62,6 +72,7 @@ def test_engines_end_with_a_serving_process_that_is_killed_and_the_next_start_cl
     assert report.seconds < ENDS_WITHIN_S, report
     assert report.clean, report
     assert not [i for i in list_instances() if i.info.pid == later.pid]
+    assert temporary_files() <= before
 
 
 @contextmanager

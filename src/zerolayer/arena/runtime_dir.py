@@ -4,6 +4,7 @@
         <instance>/                   0700, 16 random hex digits
             instance.json             who made it; its flock is held while that process lives
             arena-e0-1-r0.kv          engine 0, incarnation 1, tensor-parallel rank 0
+            tmp-e0-1/  tmp-serve/         temporary files and sockets of one process
             board-e0.tbl  load_heatmap.tbl  kv_snapshot_meta.tbl  stall_detect_cfg.tbl
 
 The serving process creates and removes it. After a crash the next start removes what is left: an
@@ -85,6 +86,10 @@ class RuntimeDir:
     def arena_path(self, engine: int, incarnation: int, rank: int) -> Path:
         """Where that engine process keeps its KV pages."""
         return self.path / f"arena-e{engine}-{incarnation}-r{rank}.kv"
+
+    def scratch_path(self, process: str) -> Path:
+        """Where that process has temporary files and sockets, which it leaves when it is killed."""
+        return self.path / f"tmp-{process}"
 
     def board_path(self, engine: int) -> Path:
         """Where that engine publishes its steps."""

@@ -64,7 +64,7 @@ class EndReport:
     leftover_processes: tuple[str, ...] = ()
     """`pid name` of what lived on; it was killed afterwards."""
     leftover_files: tuple[str, ...] = ()
-    """What of it is still in /dev/shm."""
+    """Its sockets, and what of it is still in /dev/shm."""
 
     @property
     def clean(self) -> bool:
@@ -102,7 +102,7 @@ class ServerProcess:
         self.log_path = self.log_dir / "server.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._seen: dict[psutil.Process, str] = {}
-        self._shm_files: set[str] = set()
+        self._held_files: set[str] = set()
         self._http = httpx.Client(base_url=self.base_url, timeout=HTTP_TIMEOUT_S, trust_env=False)
 
     def __enter__(self) -> Self:
@@ -188,8 +188,8 @@ class ServerProcess:
         raise NotImplementedError
 
     def _left_files(self) -> set[str]:
-        """Paths in shared memory that must be gone once the server is."""
-        return self._shm_files
+        """Paths that must be gone once the server is."""
+        return self._held_files
 
     # -- inside -----------------------------------------------------------------------------------
 
@@ -241,7 +241,7 @@ class ServerProcess:
             return []
 
     def _note_what_it_holds(self) -> None:
-        """Remember its processes and their shared memory while they can still be asked."""
+        """Remember its processes, their shared memory and their sockets while they can be asked."""
         if not self.running:
             return
         self.tree()
@@ -249,7 +249,11 @@ class ServerProcess:
             with contextlib.suppress(OSError):
                 for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
                     if (found := _SHM.search(line)) is not None:
-                        self._shm_files.add(found.group(1))
+                        self._held_files.add(found.group(1))
+            with contextlib.suppress(psutil.Error):
+                sockets = process.net_connections("unix")
+                names = (str(each.laddr) for each in sockets)
+                self._held_files.update(name for name in names if name.startswith("/"))
 
     def _stop_root(self, number: signal.Signals) -> bool:
         """The signal, then SIGKILL; True when the second one was needed."""

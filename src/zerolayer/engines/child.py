@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ def engine_main(
     handshake_address: str,
     log_path: str,
     environment: dict[str, str],
+    scratch: Path,
 ) -> None:
     """Entry point of one engine (a fork of the fork server).
 
@@ -32,6 +34,7 @@ def engine_main(
     renice([os.getpid()], STARTING_NICE)
     _redirect_output(Path(log_path))
     os.environ.update(environment)
+    keep_temporary_files_in(scratch)
     if vllm_config.device_config.device_type == "cpu":
         spin_briefly()
     from vllm.v1.engine.core import EngineCoreProc
@@ -44,6 +47,19 @@ def engine_main(
         executor_class=Executor.get_class(vllm_config),
         log_stats=True,
     )
+
+
+def keep_temporary_files_in(path: Path) -> None:
+    """Let this process and those that it starts make temporary files there.
+
+    vLLM makes a file for its process group and sockets for its queues under the system's directory,
+    and a killed engine, or even one that ends in order, leaves them there: three per start. What
+    torch compiled stays where the next start finds it.
+    """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())
+    os.environ["TMPDIR"] = tempfile.tempdir = str(path)
 
 
 def spin_briefly() -> None:

@@ -170,7 +170,7 @@ class Fleet:
         settings.log_dir.mkdir(parents=True, exist_ok=True)
         fleet = cls(vllm_config, runtime, settings)
         fleet.on_event = on_event
-        fleet.launcher.warm_up()
+        fleet.launcher.warm_up(runtime.scratch_path("serve"))
         jobs = [
             fleet._expire_waiting(), FleetWatch(fleet).run(), Housekeeping(fleet).run(),
             fleet.operations.run(), fleet.counters.run(),
@@ -270,6 +270,7 @@ class Fleet:
             vllm_config=config,
             log_path=self.settings.log_dir / f"{name}-{incarnation}.log",
             environment={**self.settings.environment, **self.settings.gpus.environment(slot)},
+            scratch=self.runtime.scratch_path(f"{name}-{incarnation}"),
             gpus=self.settings.gpus.of(slot),
         )
 

@@ -5,7 +5,9 @@ import contextlib
 import copy
 import multiprocessing
 import os
+import shutil
 import signal
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -13,12 +15,12 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 import psutil
 import zmq
 import zmq.asyncio
-from vllm.utils.network_utils import get_open_zmq_ipc_path
 from vllm.v1.engine.utils import EngineHandshakeMetadata, EngineZmqAddresses
 from vllm.v1.executor import Executor
 
@@ -48,8 +50,18 @@ class LaunchOrder:
     vllm_config: Any  # a private copy: the engine's extra config is already in it
     log_path: Path
     environment: dict[str, str]
+    scratch: Path
+    """For its temporary files and sockets; made with it and removed after it."""
     gpus: tuple[str, ...] = ()
     """Engines with the same ones start one after the other."""
+
+    def new_socket(self) -> str:
+        """An address that no other socket has."""
+        return f"ipc://{self.scratch}/{uuid4().hex}"
+
+    def clean_up(self) -> None:
+        """Remove what the engine's processes left. They are gone."""
+        shutil.rmtree(self.scratch, ignore_errors=True)
 
 
 @dataclass
@@ -79,9 +91,17 @@ class Launcher:
         self._zmq = zmq.asyncio.Context()
         self._turns: defaultdict[tuple[str, ...], asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    def warm_up(self) -> None:
-        """Start the fork server (call in the main thread: its death signal hangs on it)."""
-        preload.ensure_running()
+    def warm_up(self, scratch: Path) -> None:
+        """Start the fork server (call in the main thread: its death signal hangs on it).
+
+        `scratch`: where its socket is from now on; whoever removes that removes it.
+        """
+        scratch.mkdir(mode=0o700, exist_ok=True)
+        usual, tempfile.tempdir = tempfile.tempdir, str(scratch)
+        try:
+            preload.ensure_running()
+        finally:
+            tempfile.tempdir = usual
 
     async def start(self, order: LaunchOrder) -> LaunchedEngine:
         """Start an engine and wait until it is ready.
@@ -95,20 +115,20 @@ class Launcher:
 
     async def _start(self, order: LaunchOrder) -> LaunchedEngine:
         began = time.monotonic()
+        order.scratch.mkdir(mode=0o700, exist_ok=True)
         process = self._context.Process(
             target=engine_main,
             name=f"EngineCore-{order.name}",
             kwargs={
                 "fleet_pid": os.getpid(),
                 "vllm_config": order.vllm_config,
-                "handshake_address": (handshake := get_open_zmq_ipc_path()),
+                "handshake_address": (handshake := order.new_socket()),
                 "log_path": str(order.log_path),
                 "environment": order.environment,
+                "scratch": order.scratch,
             },
         )
-        addresses = EngineZmqAddresses(
-            inputs=[get_open_zmq_ipc_path()], outputs=[get_open_zmq_ipc_path()]
-        )
+        addresses = EngineZmqAddresses(inputs=[order.new_socket()], outputs=[order.new_socket()])
         loop = asyncio.get_running_loop()
         try:
             with self._handshake_socket(handshake) as socket:
@@ -117,6 +137,7 @@ class Launcher:
             client = await loop.run_in_executor(None, self._connect, order, addresses)
         except BaseException:
             await asyncio.shield(loop.run_in_executor(None, kill_tree, process))
+            order.clean_up()
             raise
         assert process.pid is not None
         workers = tuple(_workers_of(process.pid))
@@ -140,7 +161,6 @@ class Launcher:
             yield socket
         finally:
             socket.close()
-            _unlink_ipc(address)
 
     async def _shake_hands(
         self,
@@ -351,8 +371,3 @@ def last_words(log_path: Path) -> str:
     lines = [line.strip() for line in lines if line.strip()]
     errors = [line for line in lines if "Error" in line and "ERROR" not in line.split()[:1]]
     return (errors or lines or [""])[-1][-300:]
-
-
-def _unlink_ipc(address: str) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(address.removeprefix("ipc://"))

@@ -264,6 +264,7 @@ class SlotSupervisor:
         with contextlib.suppress(Exception):  # vLLM's own clean-up of a client without an engine
             launched.client.shutdown(timeout=0)
         remove_shared_memory(launched.shared_memory)
+        launched.order.clean_up()
 
     async def _pause_before_restart(self) -> None:
         if (deaths := self._too_many_deaths()) > 0:

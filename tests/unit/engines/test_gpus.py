@@ -241,7 +241,7 @@ class NotingLauncher(Launcher):
 
 
 def order(gpus: tuple[str, ...]) -> LaunchOrder:
-    return LaunchOrder("e0", 1, None, Path("/dev/null"), {}, gpus)
+    return LaunchOrder("e0", 1, None, Path("/dev/null"), {}, Path("/dev/null"), gpus)
 
 
 async def test_engines_of_one_gpu_start_one_after_the_other_and_all_others_at_once() -> None:
