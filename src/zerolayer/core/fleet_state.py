@@ -37,6 +37,8 @@ class EngineReport:
     """What each decoding stream adds to a step, in seconds."""
     context_s_per_token: float = 0.0
     """What each token of their contexts adds to a step, in seconds."""
+    admitted_requests: int = 0
+    """Streams that have their KV blocks; what came later queues, and its KV is not in use yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,9 @@ class FleetState:
         self.waiting_tokens = np.zeros(engines)
         """Prompt tokens to compute of streams whose first token has not come."""
         self.waiting_context = np.zeros(engines)
-        """Their context tokens, held ones too: KV that is not counted as used while they queue."""
+        """Their context tokens, held ones too."""
+        self.queued_context = np.zeros(engines)
+        """Those without KV blocks yet, about: in no `kv_used_fraction`."""
         self.placed_tokens = np.zeros(engines)
         """Prompt tokens to compute that were ever placed here; never falls."""
         self.running_tokens = np.zeros(engines)
@@ -103,12 +107,11 @@ class FleetState:
         self.decode_s_per_request = np.full(engines, 0.0005)
         self.context_s_per_token = np.zeros(engines)
         self.requests_max = np.full(engines, 256.0)
-        """Streams that one step can hold (`max_num_seqs`); more of them wait for a place."""
+        """Streams that one step can hold (`max_num_seqs`)."""
         self.kv_tokens = np.full(engines, np.inf)
         """KV capacity in tokens; infinite where it is not known yet."""
         self.places = np.full(engines, 256.0)
-        """Streams that it can decode at once, 1 or more: `requests_max`, or fewer of the length
-        that streams have lately (`request_cost.decode_places`, renewed with the forecast)."""
+        """Streams that it can decode at once, 1 or more: see `request_cost.decode_places`."""
         self.size = np.ones(engines)
         """Its places as a multiple of the fleet's mean."""
         self.stream_stay = np.ones(engines)
@@ -119,14 +122,13 @@ class FleetState:
         self.tokens_per_s = np.zeros(engines)
         """Tokens generated per second lately; 0 where it is not known."""
         self.link_use = np.zeros(engines)
-        """Share of the engine's link in use, 0 to 1: `bw` of the objective. The larger of two: what
-        snapshots take of their path, and what everything takes of PCIe."""
+        """Share of its link in use, 0 to 1: the larger of what snapshots take of their path, and
+        what everything takes of PCIe."""
         self.gpu_busy = np.full(engines, NO_COUNTERS.gpu_busy)
         """Share of time in which any kernel ran on its GPUs, for the drain rule; negative where it
         is not counted. It says nothing of capacity: one stream makes it 1."""
         self.foreign_util = np.zeros(engines)
-        """Share of its GPUs' time that other programs can take from it, 0 to 1; 0 also where it is
-        not counted. `dispatch.neighbours` has what follows of it."""
+        """Share of its GPUs' time that other programs can take from it; 0 also if not counted."""
         self.has_neighbours = False
         """Whether any `foreign_util` is not 0."""
         self.pcie_use = np.zeros(engines)
@@ -183,6 +185,7 @@ class FleetState:
     def report(self, engine: int, report: EngineReport) -> None:
         """Take over what the engine's board says."""
         self.kv_used_fraction[engine] = min(1.0, max(0.0, report.kv_used_fraction))
+        self.queued_context[engine] = self._queued(engine, report.admitted_requests)
         self.in_flight_prefill_tokens[engine] = max(0, report.in_flight_prefill_tokens)
         self.expected_step_s[engine] = max(0.0, report.expected_step_s)
         self.prefill_s_per_token[engine] = max(0.0, report.prefill_s_per_token)
@@ -211,7 +214,9 @@ class FleetState:
         self.running_requests[engine] += 1
         self.waiting_requests[engine] += 1
         self.waiting_tokens[engine] += waiting_tokens
-        self.waiting_context[engine] += waiting_tokens if context_tokens is None else context_tokens
+        context = waiting_tokens if context_tokens is None else context_tokens
+        self.waiting_context[engine] += context
+        self.queued_context[engine] += context
         self.placed_tokens[engine] += waiting_tokens
 
     def first_token(
@@ -251,13 +256,21 @@ class FleetState:
         """The engine is gone or new: it holds nothing."""
         for counts in (
             self.running_requests, self.waiting_requests, self.waiting_tokens, self.waiting_context,
-            self.running_tokens, self.kv_used_fraction, self.in_flight_prefill_tokens,
-            self.tokens_per_s, self.link_use, self.forecast_util, self.forecast_mem,
+            self.queued_context, self.running_tokens, self.kv_used_fraction,
+            self.in_flight_prefill_tokens, self.tokens_per_s, self.link_use, self.forecast_util,
+            self.forecast_mem,
         ):  # fmt: skip
             counts[engine] = 0.0
         self.free_run_tokens[engine], self.fragmentation[engine] = np.inf, 0.0
         self.stream_stay[engine] = 1.0
         self.hardware(engine, NO_COUNTERS)
+
+    def _queued(self, engine: int, admitted: int) -> float:
+        """Context tokens of the streams that came after the first `admitted`: their share of all
+        that wait."""
+        waiting = self.waiting_requests.item(engine)
+        queued = min(waiting, self.running_requests.item(engine) - admitted)
+        return self.waiting_context.item(engine) * queued / waiting if queued > 0.0 else 0.0
 
     def _one_domain(self) -> bool:
         return bool((self.domain == self.domain[0]).all())

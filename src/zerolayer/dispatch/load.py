@@ -74,7 +74,7 @@ class Appraisal:
         np.divide(self.backlog_s, self._window_s, out=util)
         util += np.divide(streams, fleet.places, out=self._work)
         beside_neighbours(fleet, util)
-        np.divide(fleet.waiting_context, fleet.kv_tokens, out=mem)
+        np.divide(fleet.queued_context, fleet.kv_tokens, out=mem)
         mem += fleet.kv_used_fraction
         np.add(self.state, self.added, out=self.after)
 

@@ -238,6 +238,7 @@ class FleetWatch:
                 prefill_s_per_token=times.prefill_s,
                 decode_s_per_request=times.decode_s,
                 context_s_per_token=times.context_s,
+                admitted_requests=state.running_requests,
             ),
         )
 

@@ -115,6 +115,7 @@ class Reports:
                 prefill_s_per_token=times.prefill_s,
                 decode_s_per_request=times.decode_s,
                 context_s_per_token=times.context_s,
+                admitted_requests=len(engine.running),
             ),
         )
         if self._watch:

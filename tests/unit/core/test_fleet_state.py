@@ -2,7 +2,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerolayer.core.fleet_state import HORIZON_S, FleetState, HardwareReport, MemoryReport
+from zerolayer.core.fleet_state import (
+    HORIZON_S,
+    EngineReport,
+    FleetState,
+    HardwareReport,
+    MemoryReport,
+)
 from zerolayer.core.limits import ENGINES_MAX
 
 
@@ -37,6 +43,22 @@ def test_a_release_after_the_engine_was_emptied_does_not_go_below_zero() -> None
     fleet.emptied(0)
     fleet.released(0, waiting_tokens=100, running_tokens=0)
     assert (fleet.running_requests[0], fleet.waiting_tokens[0]) == (0, 0)
+
+
+def test_context_of_streams_that_have_their_blocks_does_not_queue() -> None:
+    fleet = FleetState(2)
+    for context in (1_000, 2_000, 6_000):
+        fleet.placed(1, 10, context)
+    assert fleet.queued_context.tolist() == [0.0, 9_000.0]
+    queued = []
+    for admitted in (0, 1, 3, 7):
+        fleet.report(1, EngineReport(0.5, 0, 0.05, 1e-3, 1e-3, admitted_requests=admitted))
+        queued.append(fleet.queued_context[1])
+    assert queued == pytest.approx([9_000, 6_000, 0, 0])
+    fleet.placed(1, 10, 500)
+    assert fleet.queued_context[1] == 500
+    fleet.emptied(1)
+    assert not fleet.queued_context.any()
 
 
 def test_a_new_fleet_accepts_nothing() -> None:
