@@ -15,7 +15,8 @@ SUFFIX = ".csv.gz"
 RATE_CURVES = frozenset({"azure_2024_week_rates"})
 """Files of that folder that hold a rate over time and no requests."""
 BLOCK_TOKENS = {"mooncake_conversation": 512, "mooncake_synthetic": 512, "agentic_coding_4h": 2048}
-"""Length of the prefix blocks, in tokens, of the traces that have them."""
+"""Length of the prefix blocks, in tokens, of the packaged traces that have them. Other files say it
+in a column."""
 SPREAD_S = {"mooncake_conversation": 3.0}
 """Arrivals that the source rounded down to this many seconds are spread evenly within them."""
 
@@ -96,16 +97,33 @@ def _read(path: Path, name: str) -> Trace:
         arrival = np.array([float(row["arrival_s"]) for row in rows])
         prompt = np.array([int(row["prompt_tokens"]) for row in rows])
         output = np.array([int(row["output_tokens"]) for row in rows])
-        hashes = [row.get("prefix_hashes") for row in rows]
+        block_tokens = BLOCK_TOKENS.get(name) or _block_tokens(rows)
+        prefixes = (
+            tuple(_blocks(row["prefix_hashes"] or "") for row in rows) if block_tokens else None
+        )
     except (KeyError, ValueError, OSError, EOFError) as cause:
         raise ConfigError("--trace", str(path), _wanted(cause)) from cause
     if len(rows) == 0 or (prompt < 1).any() or (output < 1).any() or (np.diff(arrival) < 0).any():
         raise ConfigError("--trace", str(path), _wanted("no rows, a count below 1, or unsorted"))
-    prefixes = None
-    if name in BLOCK_TOKENS:
-        prefixes = tuple(_blocks(line or "") for line in hashes)
+    for row, blocks in enumerate(prefixes or (), start=2):
+        if (len(blocks) - 1) * block_tokens >= prompt[row - 2]:
+            cause = f"line {row} has {len(blocks)} blocks for {prompt[row - 2]} prompt tokens"
+            raise ConfigError("--trace", str(path), _wanted(cause))
     arrival = _spread(arrival, SPREAD_S.get(name, 0.0)) - arrival[0]
-    return Trace(name, arrival, prompt, output, prefixes, BLOCK_TOKENS.get(name, 0))
+    return Trace(name, arrival, prompt, output, prefixes, block_tokens)
+
+
+def _block_tokens(rows: list[dict[str, str]]) -> int:
+    """Tokens of a prefix block, as a file says it in every row; 0 for a file without prefixes."""
+    columns = rows[0].keys() if rows else ()
+    if "block_tokens" not in columns:
+        if "prefix_hashes" in columns:
+            raise ValueError("prefix_hashes without block_tokens, the tokens of each block")
+        return 0
+    said = {int(row["block_tokens"]) for row in rows}
+    if len(said) != 1 or min(said) < 1:
+        raise ValueError(f"block_tokens is {sorted(said)}, not one number of at least 1")
+    return said.pop()
 
 
 def _blocks(line: str) -> tuple[int, ...]:
@@ -120,7 +138,9 @@ def _blocks(line: str) -> tuple[int, ...]:
 def _wanted(cause: object) -> str:
     return (
         f"it cannot be read as a trace ({cause}): wanted is a CSV with the columns arrival_s, "
-        "prompt_tokens and output_tokens, counts of at least 1, sorted by arrival_s"
+        "prompt_tokens and output_tokens, counts of at least 1, sorted by arrival_s; for prompts "
+        "that share their beginnings also block_tokens, the same in every row, and prefix_hashes, "
+        "the ids of a prompt's blocks like 1 2 7-9"
     )
 
 
