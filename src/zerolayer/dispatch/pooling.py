@@ -44,28 +44,31 @@ class CostPool:
 
     def __init__(self, models: Sequence[StepCostModel]) -> None:
         """From what they have learned so far; one or more."""
-        beliefs = [model.belief for model in models]
-        b = np.array([belief.mean for belief in beliefs])
-        p = np.array([belief.covariance for belief in beliefs])
-        floor = np.diag(np.square(FLOOR_SHARE * beliefs[0].prior_deviations))
+        b, p = _beliefs(models)
+        floor = np.diag(np.square(FLOOR_SHARE * models[0].belief.prior_deviations))
         usual = _weighted_mean(np.linalg.inv(p + floor), b)
         speed = SPEED_SPREAD * usual
         self._spread = np.outer(speed, speed) + np.diag(np.square(TERM_SPREAD * usual)) + floor
         spreads = np.broadcast_to(self._spread, p.shape)
         for _ in range(ROUNDS):
-            weights = np.linalg.inv(p + spreads)
-            self._mean = _weighted_mean(weights, b)
-            off = b - self._mean
-            far = np.einsum("ni,nij,nj->n", off, np.linalg.inv(p + self._spread), off)
-            spreads = self._spread / _commonness(far)[:, None, None]
+            self._mean = _weighted_mean(np.linalg.inv(p + spreads), b)
+            spreads = self._spreads(p, b - self._mean)
 
-    def times(self, model: StepCostModel) -> StepTimes:
-        """Of one of the engines, or of one more like them."""
-        belief = model.belief
-        p, off = belief.covariance, belief.mean - self._mean
-        spread = self._spread / _commonness(off @ np.linalg.solve(p + self._spread, off))
-        own = spread @ np.linalg.solve(p + spread, off)
-        return StepTimes.of(np.maximum(0.0, self._mean + own))
+    def times(self, models: Sequence[StepCostModel]) -> list[StepTimes]:
+        """Of some of the engines, or of more like them."""
+        b, p = _beliefs(models)
+        off = b - self._mean
+        spreads = self._spreads(p, off)
+        own = (spreads @ np.linalg.solve(p + spreads, off[:, :, None]))[:, :, 0]
+        return [StepTimes.of(row) for row in np.maximum(0.0, self._mean + own)]
+
+    def _spreads(self, p: Floats, off: Floats) -> Floats:
+        """T / u of engines that are `off` the mean, shape (engines, 5): (engines, 5, 5)."""
+        weighted = np.linalg.solve(p + self._spread, off[:, :, None])[:, :, 0]
+        far = (off * weighted).sum(axis=1)
+        commonness = np.minimum(1.0, (NU + 5.0) / (NU + far))
+        spreads: Floats = self._spread / commonness[:, None, None]
+        return spreads
 
 
 class FleetCosts:
@@ -88,26 +91,22 @@ class FleetCosts:
         """A step of this engine has ended."""
         model, pool = self.models[engine], self._pools[engine]
         model.observe(work, seconds)
-        self.times[engine] = model.times if pool is None else pool.times(model)
+        self.times[engine] = model.times if pool is None else pool.times([model])[0]
 
     def refresh(self, domain: Ints) -> None:
         """Pool anew. `domain`: engines of one kind share a number; shape (engines,)."""
-        kinds = domain.tolist()
-        pools = {
-            kind: CostPool(
-                [m for m, other in zip(self.models, kinds, strict=True) if other == kind]
-            )
-            for kind in set(kinds)
-        }
-        self._pools = [pools[kind] for kind in kinds]
-        pairs = zip(self.models, self._pools, strict=True)
-        self.times = [model.times if pool is None else pool.times(model) for model, pool in pairs]
+        for kind in np.unique(domain).tolist():
+            members = np.flatnonzero(domain == kind).tolist()
+            models = [self.models[engine] for engine in members]
+            pool = CostPool(models)
+            for engine, times in zip(members, pool.times(models), strict=True):
+                self._pools[engine], self.times[engine] = pool, times
 
 
-def _commonness(far: Floats) -> Floats:
-    """u of engines that are so far off the mean (d^2)."""
-    u: Floats = (NU + 5.0) / (NU + far)
-    return np.minimum(1.0, u)
+def _beliefs(models: Sequence[StepCostModel]) -> tuple[Floats, Floats]:
+    """b and P of each: shapes (engines, 5) and (engines, 5, 5)."""
+    beliefs = [model.belief for model in models]
+    return np.array([b.mean for b in beliefs]), np.array([b.covariance for b in beliefs])
 
 
 def _weighted_mean(weights: Floats, b: Floats) -> Floats:

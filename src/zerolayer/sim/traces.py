@@ -107,8 +107,8 @@ def _read(path: Path, name: str) -> Trace:
         raise ConfigError("--trace", str(path), _wanted("no rows, a count below 1, or unsorted"))
     for row, blocks in enumerate(prefixes or (), start=2):
         if (len(blocks) - 1) * block_tokens >= prompt[row - 2]:
-            cause = f"line {row} has {len(blocks)} blocks for {prompt[row - 2]} prompt tokens"
-            raise ConfigError("--trace", str(path), _wanted(cause))
+            why = f"line {row} has {len(blocks)} blocks for {prompt[row - 2]} prompt tokens"
+            raise ConfigError("--trace", str(path), _wanted(why))
     arrival = _spread(arrival, SPREAD_S.get(name, 0.0)) - arrival[0]
     return Trace(name, arrival, prompt, output, prefixes, block_tokens)
 

@@ -38,7 +38,7 @@ def test_equal_engines_are_told_apart_less_than_by_their_own_steps_alone() -> No
     for model in models:
         learn(model, GPU, 200, rng)
     pool = CostPool(models)
-    pooled = [pool.times(model) for model in models]
+    pooled = pool.times(models)
     alone = [model.times for model in models]
     assert errors(pooled, [GPU] * 8) < 0.5 * errors(alone, [GPU] * 8)
     assert np.std([t.prefill_s for t in pooled]) < 0.3 * np.std([t.prefill_s for t in alone])
@@ -51,7 +51,7 @@ def test_an_engine_that_is_slow_stays_slow_in_the_pool() -> None:
     for model, truth in zip(models, truths, strict=True):
         learn(model, truth, 300, rng, noise=0.1)
     pool = CostPool(models)
-    fast, slow = pool.times(models[0]), pool.times(models[7])
+    fast, slow = pool.times([models[0], models[7]])
     assert slow.expected_s(0, 8, 2_800) / fast.expected_s(0, 8, 2_800) == pytest.approx(
         3.0, rel=0.2
     )
