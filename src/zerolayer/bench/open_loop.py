@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+import httpx
+
 from zerolayer.bench.prompts import prompt_of
 from zerolayer.bench.stream_client import StreamClient, StreamRecord, StreamRequest, cold_salt
+from zerolayer.core.errors import EngineError
 
 POOL_EXTRA_TOKENS = 1000
 """Tokens of the text that prompts are cut from, beyond the longest prompt."""
@@ -72,17 +75,30 @@ async def play(
 async def watched(
     client: StreamClient, every_s: float, take: Callable[[int, dict[str, Any]], None]
 ) -> AsyncIterator[None]:
-    """Inside, `take` gets the fleet's status so often, with CLOCK_MONOTONIC of each."""
+    """Inside, `take` gets the fleet's status so often, with CLOCK_MONOTONIC of each.
+
+    Raises EngineError where the status does not come: at once, whatever runs inside.
+    """
 
     async def look() -> None:
         while True:
-            status = await client.status()
+            try:
+                status = await client.status()
+            except httpx.HTTPError as cause:
+                why = str(cause) or type(cause).__name__
+                raise EngineError(f"the fleet does not say how it is: {why}") from cause
             take(time.monotonic_ns(), status)
             await asyncio.sleep(every_s)
 
-    async with asyncio.TaskGroup() as group:
-        looking = group.create_task(look())
-        try:
-            yield
-        finally:
-            looking.cancel()
+    try:
+        async with asyncio.TaskGroup() as group:
+            looking = group.create_task(look())
+            try:
+                yield
+            finally:
+                looking.cancel()
+    except ExceptionGroup as several:
+        silent = several.subgroup(EngineError)
+        if silent is None:
+            raise
+        raise silent.exceptions[0] from several
