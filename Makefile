@@ -42,7 +42,7 @@ serve: venv ## an OpenAI server on ENGINES engines at PORT; MODEL defaults to th
 test: test-unit test-engine ## unit tests first, then tests on real engines
 
 test-unit: venv ## tests that need no engine (seconds)
-	@$(BIN)/python -m pytest $(UNIT_TESTS) $(ARGS)
+	@$(BIN)/python -m pytest -n auto $(UNIT_TESTS) $(ARGS)
 
 test-engine: venv ## tests that start, kill and stop real vLLM engines (minutes)
 	@$(if $(ENGINE_TESTS),$(BIN)/python -m pytest -m "not soak" $(ENGINE_TESTS) $(ARGS),echo "no engine tests yet")

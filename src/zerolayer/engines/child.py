@@ -54,11 +54,10 @@ def keep_temporary_files_in(path: Path) -> None:
 
     vLLM makes a file for its process group and sockets for its queues under the system's directory,
     and a killed engine, or even one that ends in order, leaves them there: three per start. What
-    torch compiled stays where the next start finds it.
+    torch compiles goes on to lie where the next start finds it.
     """
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
-
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())
+    compiled = Path(tempfile.gettempdir()) / f"torchinductor_{os.geteuid()}"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
     os.environ["TMPDIR"] = tempfile.tempdir = str(path)
 
 

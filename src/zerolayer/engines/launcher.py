@@ -115,7 +115,10 @@ class Launcher:
 
     async def _start(self, order: LaunchOrder) -> LaunchedEngine:
         began = time.monotonic()
-        order.scratch.mkdir(mode=0o700, exist_ok=True)
+        try:
+            order.scratch.mkdir(mode=0o700, exist_ok=True)
+        except OSError as cause:
+            raise EngineError(f"cannot create {order.scratch}: {cause.strerror}") from cause
         process = self._context.Process(
             target=engine_main,
             name=f"EngineCore-{order.name}",
