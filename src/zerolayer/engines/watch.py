@@ -11,7 +11,7 @@ from zerolayer.arena.tables import StallDetectCfg, StallSettings
 from zerolayer.core.engine_state import EngineEvent, EngineState
 from zerolayer.core.fleet_state import EngineReport
 from zerolayer.dispatch.cost import ErrorPercentiles, StepCostModel, StepTimes, StepWork
-from zerolayer.dispatch.pooling import FleetCosts
+from zerolayer.dispatch.pooling import REFRESH_EVERY_S, FleetCosts
 from zerolayer.dispatch.steps import StepSample, StepWatch
 from zerolayer.engines.lifetime import STALLED_NICE, renice
 from zerolayer.engines.standstill import Standstill
@@ -38,8 +38,6 @@ logger = init_logger("vllm.zerolayer.watch")
 TICK_S = 0.015
 #: How often a stalled engine is asked for a round trip, in seconds.
 PROBE_EVERY_S = 0.25
-#: How often what the engines have learned is weighed against each other, in seconds.
-POOL_EVERY_S = 0.5
 
 #: The step by which engines are compared: four streams of 256 tokens each.
 REFERENCE_STEP = StepWork(prefill_tokens=0, decode_requests=4, context_tokens=1024)
@@ -142,7 +140,7 @@ class FleetWatch:
         self._follow_settings()
         now_ns = time.monotonic_ns()
         if now_ns >= self._pool_due_ns:
-            self._pool_due_ns = now_ns + int(POOL_EVERY_S * 1e9)
+            self._pool_due_ns = now_ns + int(REFRESH_EVERY_S * 1e9)
             for costs in (self._costs, self._own_costs):
                 costs.refresh(self._fleet.driver.fleet.domain)
         evidence = {

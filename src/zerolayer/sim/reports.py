@@ -15,7 +15,7 @@ from zerolayer.core.fleet_state import EngineReport, Floats, MemoryReport
 from zerolayer.dispatch.cost import StepCostModel, StepWork
 from zerolayer.dispatch.drain_rule import DrainRule
 from zerolayer.dispatch.heat import heat_of
-from zerolayer.dispatch.pooling import FleetCosts
+from zerolayer.dispatch.pooling import REFRESH_EVERY_S, FleetCosts
 from zerolayer.sim.engine import SimEngine
 from zerolayer.sim.profiles import EngineProfile
 from zerolayer.stitch.driver import FleetDriver
@@ -54,7 +54,7 @@ class Reports:
         self._costs = FleetCosts()
         self._costs.resize([StepCostModel(profile.prior()) for _ in engines])
         self._learned_s = [-1.0] * len(engines)
-        self._reported_s = self._forecast_s = -1.0
+        self._reported_s = self._forecast_s = self._pooled_s = -1.0
         self._rates = [_Rates() for _ in engines]
         self._drain = DrainRule(len(engines))
         self._snapshot_s_per_token = profile.restore_s_per_token
@@ -96,7 +96,9 @@ class Reports:
             for engine in self._engines:
                 if not engine.dead:
                     self._picture(engine, passed_s)
-            self._costs.refresh(driver.fleet.domain)
+            if now - self._pooled_s >= REFRESH_EVERY_S:
+                self._pooled_s = now
+                self._costs.refresh(driver.fleet.domain)
             driver.outlook.refresh(now_ns, driver.fleet, driver.placed_streams())
             if self._watch:
                 heat = heat_of(driver.fleet)

@@ -67,8 +67,11 @@ def test_an_engine_without_work_is_expected_to_be_like_the_others() -> None:
     costs.refresh(np.array((0, 0)))
     assert costs.times[1].prefill_s == pytest.approx(costs.times[0].prefill_s, rel=0.1)
     assert costs.times[1].step_s == pytest.approx(costs.times[0].step_s, rel=0.1)
+    costs.observe(1, LONG, 0.20)
+    assert costs.times[1] != costs.models[1].times
     for _ in range(60):
         costs.observe(1, LONG, 0.20)
+    costs.refresh(np.array((0, 0)))
     assert costs.times[1].expected_s(2_000, 0, 0) == pytest.approx(0.20, rel=0.2)
 
 
