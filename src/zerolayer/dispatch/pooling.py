@@ -20,6 +20,7 @@ busy box) must stay so: e_i has the long tails of Student's t, by way of T / u_i
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from zerolayer.dispatch.cost import StepCostModel, StepTimes, StepWork
 
 SPEED_SPREAD = 0.1
 """In T: standard deviation of the speed of engines of one kind, as a share. GPUs of one model
-differ by 3 to 8 % (`docs/simulator.md`), throttled ones by more."""
+differ by 3 to 8 % (`sim/faults.py`), throttled ones by more."""
 TERM_SPREAD = 0.05
 """In T: standard deviation of each coefficient beside speed."""
 NU = 4.0
@@ -95,16 +96,27 @@ class FleetCosts:
         later ones from the next `refresh` on."""
         model, pool = self.models[engine], self._pools[engine]
         model.observe(work, seconds)
-        if model.steps <= STEPS_AT_ONCE:
-            self.times[engine] = model.times if pool is None else pool.times([model])[0]
+        if model.steps > STEPS_AT_ONCE:
+            return
+        if pool is None:
+            self.times[engine] = model.times
+        else:
+            self._pool([engine], pool)
 
     def refresh(self, domain: Ints) -> None:
         """Pool anew, every `REFRESH_EVERY_S` or so. `domain`: engines of one kind share a number;
         shape (engines,)."""
-        for kind in np.unique(domain).tolist():
-            members = np.flatnonzero(domain == kind).tolist()
-            models = [self.models[engine] for engine in members]
-            pool = CostPool(models)
+        kinds = domain[: len(self.models)]
+        for kind in np.unique(kinds).tolist():
+            members = np.flatnonzero(kinds == kind).tolist()
+            self._pool(members, None)
+
+    def _pool(self, members: Sequence[int], pool: CostPool | None) -> None:
+        """Times of these from that pool, or from one of their own. Where it cannot be computed, what
+        was known stays."""
+        models = [self.models[engine] for engine in members]
+        with suppress(np.linalg.LinAlgError):
+            pool = pool or CostPool(models)
             for engine, times in zip(members, pool.times(models), strict=True):
                 self._pools[engine], self.times[engine] = pool, times
 

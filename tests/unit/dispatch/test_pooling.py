@@ -2,6 +2,8 @@ import random
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from zerolayer.dispatch.cost import CostPrior, StepCostModel, StepTimes, StepWork
 from zerolayer.dispatch.pooling import CostPool, FleetCosts
@@ -110,13 +112,40 @@ def test_a_fleet_that_grows_and_shrinks_keeps_what_it_knows() -> None:
     assert costs.times[0].step_s == pytest.approx(known.step_s, rel=1e-6)
 
 
-@pytest.mark.parametrize("seconds", [0.0, 5.0, float("nan")])
-def test_whatever_steps_say_the_times_are_finite_and_positive(seconds: float) -> None:
+STEPS = st.lists(
+    st.tuples(
+        st.integers(0, 2),
+        st.builds(StepWork, st.integers(0, 8_192), st.integers(0, 256), st.integers(0, 500_000)),
+        st.floats(allow_nan=True, allow_infinity=True),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+def test_whatever_steps_say_the_times_are_finite_and_not_negative(
+    steps: list[tuple[int, StepWork, float]],
+) -> None:
     costs = FleetCosts()
-    costs.resize([StepCostModel() for _ in range(4)])
-    for step in range(40):
-        for engine in range(4):
-            costs.observe(engine, StepWork(step % 3 * 900, engine, 100 * engine), seconds * engine)
-        costs.refresh(np.zeros(4, dtype=np.int64))
+    costs.resize([StepCostModel() for _ in range(3)])
+    for number, (engine, work, seconds) in enumerate(steps):
+        costs.observe(engine, work, seconds)
+        if number % 5 == 4:
+            costs.refresh(np.zeros(3, dtype=np.int64))
     for times in costs.times:
         assert all(np.isfinite(value) and value >= 0.0 for value in times)
+
+
+def test_a_pool_that_cannot_be_computed_leaves_what_was_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    costs = FleetCosts()
+    costs.resize([StepCostModel(), StepCostModel()])
+    before = list(costs.times)
+
+    def singular(*_: object) -> None:
+        raise np.linalg.LinAlgError("Singular matrix")
+
+    monkeypatch.setattr(np.linalg, "inv", singular)
+    costs.refresh(np.array((0, 0)))
+    assert costs.times == before
