@@ -112,8 +112,8 @@ class FleetCosts:
             self._pool(members, None)
 
     def _pool(self, members: Sequence[int], pool: CostPool | None) -> None:
-        """Times of these from that pool, or from one of their own. Where it cannot be computed, what
-        was known stays."""
+        """Times of these from that pool or from one of their own; where it cannot be computed,
+        what was known stays."""
         models = [self.models[engine] for engine in members]
         with suppress(np.linalg.LinAlgError):
             pool = pool or CostPool(models)
