@@ -96,6 +96,8 @@ class FleetState:
         """Their context tokens, held ones too."""
         self.queued_context = np.zeros(engines)
         """Those without KV blocks yet, about: in no `kv_used_fraction`."""
+        self.resuming_tokens = np.zeros(engines)
+        """Part of `waiting_tokens`: of streams that go on here, which engines take in first."""
         self.placed_tokens = np.zeros(engines)
         """Prompt tokens to compute that were ever placed here; never falls."""
         self.running_tokens = np.zeros(engines)
@@ -115,18 +117,16 @@ class FleetState:
         self.size = np.ones(engines)
         """Its places as a multiple of the fleet's mean."""
         self.stream_stay = np.ones(engines)
-        """Share of the next HORIZON_S seconds in which a stream that is placed there is expected to
-        decode, 0 to 1, mean over its streams; renewed with the forecast, 1 without one."""
+        """Share of the next HORIZON_S seconds in which its streams will decode, expected mean."""
         self.weight = np.ones(engines)
         """Static share that an operator gives an engine, relative to the others."""
         self.tokens_per_s = np.zeros(engines)
         """Tokens generated per second lately; 0 where it is not known."""
         self.link_use = np.zeros(engines)
-        """Share of its link in use, 0 to 1: the larger of what snapshots take of their path, and
-        what everything takes of PCIe."""
+        """Share in use of the path that snapshots take, or of PCIe where that is more."""
         self.gpu_busy = np.full(engines, NO_COUNTERS.gpu_busy)
-        """Share of time in which any kernel ran on its GPUs, for the drain rule; negative where it
-        is not counted. It says nothing of capacity: one stream makes it 1."""
+        """Share of time in which any kernel ran on its GPUs: one stream makes it 1. Negative where
+        it is not counted."""
         self.foreign_util = np.zeros(engines)
         """Share of its GPUs' time that other programs can take from it; 0 also if not counted."""
         self.has_neighbours = False
@@ -208,26 +208,42 @@ class FleetState:
         self.pcie_use[engine] = min(1.0, max(0.0, report.pcie_use))
         self.has_neighbours = bool(self.foreign_util.any())
 
-    def placed(self, engine: int, waiting_tokens: int, context_tokens: int | None = None) -> None:
+    def placed(
+        self,
+        engine: int,
+        waiting_tokens: int,
+        context_tokens: int | None = None,
+        *,
+        resumed: bool = False,
+    ) -> None:
         """A stream was sent here with this many prompt tokens to compute: those whose KV the engine
-        neither holds nor can load; and with so much context in all (None: nothing is held)."""
+        neither holds nor can load; and with so much context in all (None: nothing is held).
+        `resumed`: it had tokens already, so the engine takes it in first."""
         self.running_requests[engine] += 1
         self.waiting_requests[engine] += 1
         self.waiting_tokens[engine] += waiting_tokens
         context = waiting_tokens if context_tokens is None else context_tokens
         self.waiting_context[engine] += context
         self.queued_context[engine] += context
+        self.resuming_tokens[engine] += waiting_tokens if resumed else 0
         self.placed_tokens[engine] += waiting_tokens
 
     def first_token(
-        self, engine: int, waiting_tokens: int, context_tokens: int | None = None
+        self,
+        engine: int,
+        waiting_tokens: int,
+        context_tokens: int | None = None,
+        *,
+        resumed: bool = False,
     ) -> None:
-        """The first token of a stream came: nothing of it waits any more (same number as in
-        `placed`), and its whole prompt is context now (None: it was computed whole)."""
+        """The first token of a stream came: nothing of it waits any more (all as in `placed`), and
+        its whole prompt is context now (None: it was computed whole)."""
         self._take(self.waiting_tokens, engine, waiting_tokens)
         self._take(self.waiting_requests, engine, 1)
         context = waiting_tokens if context_tokens is None else context_tokens
         self._take(self.waiting_context, engine, context)
+        if resumed:
+            self._take(self.resuming_tokens, engine, waiting_tokens)
         self.running_tokens[engine] += context
 
     def grew(self, engine: int, tokens: int) -> None:
@@ -241,14 +257,17 @@ class FleetState:
         waiting_tokens: int,
         running_tokens: int,
         context_tokens: int | None = None,
+        resumed: bool = False,
     ) -> None:
         """A stream left, with what it still had in either count (one of the two is 0);
-        `context_tokens` of one that still waited as in `placed`."""
+        `context_tokens` and `resumed` of one that still waited as in `placed`."""
         self._take(self.running_requests, engine, 1)
         if running_tokens == 0:
             self._take(self.waiting_requests, engine, 1)
             context = waiting_tokens if context_tokens is None else context_tokens
             self._take(self.waiting_context, engine, context)
+            if resumed:
+                self._take(self.resuming_tokens, engine, waiting_tokens)
         self._take(self.waiting_tokens, engine, waiting_tokens)
         self._take(self.running_tokens, engine, running_tokens)
 
@@ -256,7 +275,7 @@ class FleetState:
         """The engine is gone or new: it holds nothing."""
         for counts in (
             self.running_requests, self.waiting_requests, self.waiting_tokens, self.waiting_context,
-            self.queued_context, self.running_tokens, self.kv_used_fraction,
+            self.queued_context, self.resuming_tokens, self.running_tokens, self.kv_used_fraction,
             self.in_flight_prefill_tokens, self.tokens_per_s, self.link_use, self.forecast_util,
             self.forecast_mem,
         ):  # fmt: skip

@@ -33,6 +33,7 @@ import numpy as np
 
 from zerolayer.core.fleet_state import HORIZON_S, Bools, FleetState, Floats
 from zerolayer.dispatch.request_cost import STEP_S_MIN, decode_places
+from zerolayer.dispatch.snapshot_load import LOAD_S_PER_TOKEN
 
 FIXED_COST_TOKENS = 64.0
 """What a move costs beside loading the context, in tokens loaded: a queue, one step, one order."""
@@ -63,9 +64,6 @@ class OffloadSettings:
     costs."""
     gain_per_silence: float = 2.0
     """And as many times the silence of a move: gain is a forecast, silence is certain."""
-    load_s_per_token: float = 6e-6
-    """Seconds to load a token's KV, in which the streams of the target wait too. Measured: 11-20 ms
-    for 3,500 tokens of 22.5 KiB on two cores."""
     rest_tokens_min: int = 16
     """Streams that are expected to end before so many tokens stay."""
     moves_per_minute_max: int = 60
@@ -280,7 +278,7 @@ class OffloadPlanner:
         else:
             badness = step_s
             fits &= settings.slow_factor * step_s < load.own_s[source]
-            cost_s = settings.load_s_per_token * stream.context_tokens * (1.0 + load.streams)
+            cost_s = LOAD_S_PER_TOKEN * stream.context_tokens * (1.0 + load.streams)
             gain_s = stream.rest_tokens * (load.own_s[source] - step_s)
             least_s = max(settings.gain_s_min, settings.gain_per_silence * load.silence_s)
             fits &= gain_s >= least_s + cost_s

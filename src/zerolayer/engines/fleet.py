@@ -362,7 +362,7 @@ class Fleet:
     def _refined(self, request: Any, wanted: PlacementRequest) -> PlacementRequest:
         driver = self.driver
         owned = driver.owned[request.request_id]
-        return self.prefixes.refined(owned, wanted, driver.fleet.engines)
+        return self.prefixes.refined(owned, wanted, driver.fleet)
 
     def _stream_failed(self, stream_id: str, outcome: Outcome, message: str) -> None:
         self.on_stream_failed(stream_id, outcome, message)

@@ -9,8 +9,10 @@ others could use.
 from dataclasses import dataclass, replace
 from typing import Any
 
+from zerolayer.core.fleet_state import FleetState
 from zerolayer.dispatch.policies import PlacementRequest
 from zerolayer.dispatch.prefix_index import PrefixIndex, PrefixKeys
+from zerolayer.dispatch.snapshot_load import held_by_snapshot
 from zerolayer.stitch.driver import Owned
 
 #: An engine that had less than this share of what was expected has lost more than the rounding of
@@ -61,14 +63,16 @@ class Prefixes:
         if self._index is not None:
             self._index.clear()
 
-    def refined(self, owned: Owned, wanted: PlacementRequest, engines: int) -> PlacementRequest:
+    def refined(
+        self, owned: Owned, wanted: PlacementRequest, fleet: FleetState
+    ) -> PlacementRequest:
         """`wanted` with the leading tokens that each of the engines need not compute."""
         if _is_salted(owned):
             if not (self._snapshots and owned.stream.delivered):
                 return wanted
             # Snapshots follow each token, and every engine can load them, also one that restarts.
             loads = max(0, wanted.prompt_tokens - 1)
-            return replace(wanted, held_tokens=dict.fromkeys(range(engines), loads))
+            return replace(wanted, held_tokens=held_by_snapshot(fleet, loads))
         if not owned.stream.delivered and _reads_no_cache(owned.request):
             return wanted
         index = self._index

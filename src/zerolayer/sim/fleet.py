@@ -16,6 +16,7 @@ from zerolayer.core.engine_state import EngineEvent
 from zerolayer.core.outcome import Outcome
 from zerolayer.dispatch.policies import PlacementRequest, Policy
 from zerolayer.dispatch.prefix_index import PrefixHolders
+from zerolayer.dispatch.snapshot_load import held_by_snapshot
 from zerolayer.sim.clients import Clients, EventLog
 from zerolayer.sim.engine import SimEngine
 from zerolayer.sim.faults import FaultPlan
@@ -257,13 +258,13 @@ class SimFleet:
         """With the leading tokens that engines hold of the prompt, or can load from snapshots: what
         a router knows from the engines' KV events."""
         if request.committed and not self.setup.by_prefill:
-            loads = dict.fromkeys(range(self.setup.engines), request.committed)
-            return replace(wanted, held_tokens=loads)
+            held = held_by_snapshot(self.driver.fleet, request.committed)
+            return replace(wanted, held_tokens=held)
         if not request.blocks:
             return wanted
         tokens = self.setup.trace.block_tokens
-        held = self.index.leading(request.blocks)
-        return replace(wanted, held_tokens={slot: n * tokens for slot, n in held.items()})
+        blocks = self.index.leading(request.blocks)
+        return replace(wanted, held_tokens={slot: n * tokens for slot, n in blocks.items()})
 
     def _sample(self) -> None:
         self.samples.take(self.now)

@@ -85,6 +85,7 @@ class Owned:
     decoding: bool = False  # its first token on the current engine has come
     placed_tokens: int = 0  # its context tokens on the current engine
     waiting_tokens: int = 0  # those that this engine had to compute before the first token
+    resumed: bool = False  # it had tokens when it came to the current engine
     predicted_ttft_s: float = 0.0  # when it was first placed; 0 where not predicted
     prefix: PrefixKeys | None = None  # keys of its prompt so far, kept by who refines placements
 
@@ -461,7 +462,8 @@ class FleetDriver:
 
     def _wanted(self, owned: Owned) -> PlacementRequest:
         remaining = int(self.outlook.expected_output(len(owned.stream.delivered)))
-        wanted = PlacementRequest(owned.stream.context_tokens, remaining)
+        begun = bool(owned.stream.delivered)
+        wanted = PlacementRequest(owned.stream.context_tokens, remaining, continuing=begun)
         wanted = self._hooks.refined(owned.request, wanted)
         return wanted if owned.asked is None else owned.asked.wanted(wanted)
 
@@ -475,7 +477,8 @@ class FleetDriver:
         owned.waiting_tokens = max(1, owned.placed_tokens - held)
         if self.totals.streams % TTFT_PREDICTED_EVERY == 0 and not stream.delivered:
             owned.predicted_ttft_s = float(expected_wait_s(self.fleet, wanted)[engine])
-        self.fleet.placed(engine, owned.waiting_tokens, owned.placed_tokens)
+        owned.resumed = wanted.continuing
+        self.fleet.placed(engine, owned.waiting_tokens, owned.placed_tokens, resumed=owned.resumed)
         self.outlook.placed(self.fleet, engine, wanted)
         sources = [] if owned.by_prefill else list(owned.sources)
         port = self.ports[engine]
@@ -496,7 +499,7 @@ class FleetDriver:
         running = owned.placed_tokens if owned.decoding else 0
         self.fleet.released(
             engine, waiting_tokens=waiting, running_tokens=running,
-            context_tokens=owned.placed_tokens,
+            context_tokens=owned.placed_tokens, resumed=owned.resumed,
         )  # fmt: skip
 
     def _wait(self, owned: Owned) -> None:
@@ -509,7 +512,9 @@ class FleetDriver:
         before_ns, owned.last_token_ns = owned.last_token_ns, self._clock.monotonic_ns()
         if not owned.decoding:
             owned.decoding = True
-            self.fleet.first_token(engine, owned.waiting_tokens, owned.placed_tokens)
+            self.fleet.first_token(
+                engine, owned.waiting_tokens, owned.placed_tokens, resumed=owned.resumed
+            )
             self._note_ttft(owned)
         if owned.move is not None:
             silent_ns = owned.last_token_ns - (before_ns or owned.arrived_ns)

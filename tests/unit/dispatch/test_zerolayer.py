@@ -23,6 +23,7 @@ from zerolayer.dispatch.policies.zerolayer import (
     Weights,
     ZeroLayer,
 )
+from zerolayer.dispatch.snapshot_load import held_by_snapshot
 
 NOBODY: frozenset[int] = frozenset()
 ONLY_WAIT = Weights(ttft=1.0, entropy=0.0, stay=0.0)
@@ -247,6 +248,40 @@ def test_kv_of_streams_that_queue_counts_though_little_of_it_is_to_compute() -> 
         chosen.append(place(fleet, moved))
         fleet.placed(chosen[-1], 1, 10_000)
     assert chosen == [1, 1, 1, 0]
+
+
+def going_on(fleet: FleetState, context: int) -> PlacementRequest:
+    held = held_by_snapshot(fleet, context - 1)
+    return PlacementRequest(context, 200, held_tokens=held, continuing=True)
+
+
+def test_streams_of_a_lost_engine_do_not_all_go_to_the_least_busy_one() -> None:
+    """Each would wait there for the loads of all."""
+    fleet = idle(5)
+    for slot in range(5):
+        fleet.set_capacity(slot, requests_max=256, kv_tokens=500_000)
+        fleet.report(slot, EngineReport(0.0, 0, 0.02, 2e-5, 1e-5))
+        for _ in range(100 if slot else 30):
+            fleet.placed(slot, 10)
+            fleet.first_token(slot, 10)
+    moved = going_on(fleet, 3_000)
+    chosen = []
+    for _ in range(20):
+        chosen.append(place(fleet, moved))
+        held = (moved.held_tokens or {})[chosen[-1]]
+        fleet.placed(chosen[-1], 3_000 - held, 3_000, resumed=True)
+    assert 2 <= chosen.count(0) <= 10
+    assert set(chosen) == {0, 1, 2, 3, 4}
+
+
+def test_a_stream_that_goes_on_does_not_wait_for_prompts_that_queue() -> None:
+    fleet = idle(2)
+    fleet.placed(0, 400)
+    for _ in range(4):
+        fleet.placed(1, 30, 3_000, resumed=True)
+    weights = Weights(entropy=0.0, stay=0.0)
+    assert place(fleet, PlacementRequest(3_000, 200), weights) == 1
+    assert place(fleet, going_on(fleet, 3_000), weights) == 0
 
 
 def test_a_hint_prefers_its_domain_while_that_has_room() -> None:

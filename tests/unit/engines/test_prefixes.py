@@ -9,6 +9,7 @@ from tests.unit.stitch.noting_engines import NotingPort, VirtualClock
 from zerolayer.core.outcome import Outcome
 from zerolayer.dispatch.policies import PlacementRequest
 from zerolayer.dispatch.policies.zerolayer import ZeroLayer
+from zerolayer.dispatch.snapshot_load import held_by_snapshot
 from zerolayer.engines.prefixes import Prefixes
 from zerolayer.stitch.driver import DriverHooks, FleetDriver, Owned
 
@@ -57,7 +58,7 @@ class Fleet:
     def _refined(self, request: Any, wanted: PlacementRequest) -> PlacementRequest:
         driver = self.driver
         owned = driver.owned[request.request_id]
-        return self.prefixes.refined(owned, wanted, driver.fleet.engines)
+        return self.prefixes.refined(owned, wanted, driver.fleet)
 
     async def up(self) -> None:
         for slot, port in enumerate(self.ports):
@@ -107,7 +108,7 @@ class Fleet:
         """What a new stream with this request would find."""
         wanted = PlacementRequest(PROMPT)
         owned = Owned(SimpleNamespace(delivered=[], epoch=0), request)  # type: ignore[arg-type]
-        return dict(self.prefixes.refined(owned, wanted, 2).held_tokens or {})
+        return dict(self.prefixes.refined(owned, wanted, self.driver.fleet).held_tokens or {})
 
 
 @pytest.fixture
@@ -196,9 +197,10 @@ async def test_a_moved_stream_finds_its_snapshot_on_every_engine_and_no_cached_p
     await fleet.driver.move_all(source, "killed", reachable=False)
     assert fleet.wanted("s").held_tokens is None  # without a token there may be no snapshot
     fleet.emit("s", [1, 2, 3])
-    assert fleet.wanted("s").held_tokens == dict.fromkeys(range(2), PROMPT + 2)
+    held = held_by_snapshot(fleet.driver.fleet, PROMPT + 2)
+    assert fleet.wanted("s").held_tokens == held
     await fleet.driver.move_all(fleet.engine_of("s"), "killed", reachable=False)
-    assert fleet.driver.owned["s"].waiting_tokens == 1
+    assert fleet.driver.owned["s"].waiting_tokens == PROMPT + 3 - held[0]
     assert fleet.held(request_of("x", prompt(0))) == {}  # its blocks are under a salt of their own
 
 

@@ -53,6 +53,8 @@ class PlacementRequest:
     refusable: bool = False
     """Admission control: it may be refused when every engine would be overloaded. Never set for a
     stream that runs already."""
+    continuing: bool = False
+    """Its client has tokens of it already, so that a wait is a pause within an answer."""
     explain: bool = False
     """Put the parts of the score into the decision."""
 

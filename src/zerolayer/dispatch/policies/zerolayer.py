@@ -3,6 +3,7 @@
 Score of engine i, in seconds; the smallest wins:
 
       ttft    * seconds of prefill before the first token: what waits there, and its own
+                (of a stream that goes on: what it and others like it must load, times `resume`)
     + entropy * WINDOW_S * M * (Q after - Q now)                        (`dispatch.entropy`)
     - stay    * seconds of prefill that it saves by what it alone holds * share of the prompt held
 
@@ -76,6 +77,9 @@ class Weights:
 
     ttft: float = 1.0
     """The request's own wait for its first token."""
+    resume: float = 4.0
+    """How many times as much that wait counts for a stream that a client is reading already. It
+    waits for others of its kind alone: engines take them in before all prompts."""
     entropy: float = 27.0
     """Evenness of the fleet, in seconds of work."""
     stay: float = 40.0
@@ -195,10 +199,14 @@ class ZeroLayer:
         state[0] += (weights.queue / WINDOW_S) * case.backlog_s
         scores = self._squares.of_placement(fleet, state, case.added, request.domain)
         scores *= weights.entropy * WINDOW_S
-        scores += weights.ttft * (case.backlog_s + case.own_s)
+        wait, ahead_s = weights.ttft, case.backlog_s
+        if request.continuing:
+            wait *= weights.resume
+            ahead_s = fleet.resuming_tokens * fleet.prefill_s_per_token
+        scores += wait * (ahead_s + case.own_s)
         crowding = crowding_s(fleet, request, case.own)
         if crowding is not None:
-            scores += weights.ttft * crowding
+            scores += wait * crowding
         if weights.stay and request.held_tokens:
             _keep_together(scores, fleet, request.prompt_tokens, request.held_tokens, weights.stay)
         if weights.pace:
