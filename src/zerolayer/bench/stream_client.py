@@ -21,6 +21,9 @@ CONNECT_TIMEOUT_S = 10.0
 SILENCE_TIMEOUT_S = 120.0
 STREAM_TIMEOUT_S = 600.0
 STATUS_TIMEOUT_S = 10.0
+KEEP_ALIVE_S = 2.0
+"""Idle connections are used again for so long: servers close them after 5 s, and a request sent at
+that moment, as after a pause of the whole machine, is lost."""
 #: Characters of an error that are kept.
 ERROR_CHARS_MAX = 500
 #: Open connections of one client: more than any measurement here uses at a time.
@@ -179,7 +182,11 @@ class StreamClient:
             base_url=base_url,
             transport=transport,
             timeout=httpx.Timeout(SILENCE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
-            limits=httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=64),
+            limits=httpx.Limits(
+                max_connections=CONNECTIONS_MAX,
+                max_keepalive_connections=64,
+                keepalive_expiry=KEEP_ALIVE_S,
+            ),
             trust_env=False,
         )
 
