@@ -241,7 +241,7 @@ class FleetState:
         self._take(self.waiting_tokens, engine, waiting_tokens)
         self._take(self.waiting_requests, engine, 1)
         context = waiting_tokens if context_tokens is None else context_tokens
-        self._take(self.waiting_context, engine, context)
+        self._take_context(engine, context)
         if resumed:
             self._take(self.resuming_tokens, engine, waiting_tokens)
         self.running_tokens[engine] += context
@@ -265,7 +265,7 @@ class FleetState:
         if running_tokens == 0:
             self._take(self.waiting_requests, engine, 1)
             context = waiting_tokens if context_tokens is None else context_tokens
-            self._take(self.waiting_context, engine, context)
+            self._take_context(engine, context)
             if resumed:
                 self._take(self.resuming_tokens, engine, waiting_tokens)
         self._take(self.waiting_tokens, engine, waiting_tokens)
@@ -283,6 +283,13 @@ class FleetState:
         self.free_run_tokens[engine], self.fragmentation[engine] = np.inf, 0.0
         self.stream_stay[engine] = 1.0
         self.hardware(engine, NO_COUNTERS)
+
+    def _take_context(self, engine: int, tokens: int) -> None:
+        """A stream waits no more; what queues is among what waits."""
+        self._take(self.waiting_context, engine, tokens)
+        waiting = self.waiting_context.item(engine)
+        if self.queued_context.item(engine) > waiting:
+            self.queued_context[engine] = waiting
 
     def _queued(self, engine: int, admitted: int) -> float:
         """Context tokens of the streams that came after the first `admitted`: their share of all

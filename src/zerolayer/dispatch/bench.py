@@ -82,6 +82,7 @@ class _Loop:
 
     def __init__(self, engines: int, clock_ns: Callable[[], int], rng: Rng, policy: Policy) -> None:
         self.fleet = _fleet(engines, rng)
+        self._step_s = self.fleet.expected_step_s.tolist()
         self.taken_ns: list[int] = []
         self.busy_ns = 0
         """Time of all decisions and ends, without refreshes."""
@@ -138,6 +139,8 @@ class _Loop:
             for number, (engine, prompt) in enumerate(self._running)
         ]
         self._outlook.refresh(self._now_ns, self.fleet, Streams.of(rows))
+        for engine, running in enumerate(self.fleet.running_requests.tolist()):
+            _report(self.fleet, engine, self._step_s[engine], round(running / 2))
 
 
 def _fleet(engines: int, rng: Rng) -> FleetState:
@@ -148,6 +151,11 @@ def _fleet(engines: int, rng: Rng) -> FleetState:
         fleet.set_standing(engine, accepts=True)
         fleet.set_capacity(engine, requests_max=64, kv_tokens=100_000)
         step_s = 0.02 + 0.002 * rng.random()
-        fleet.report(engine, EngineReport(0.5 * (engine % 2), 0, step_s, 2e-5, 2e-4))
+        _report(fleet, engine, step_s, 0)
         fleet.link_use[engine] = LINK_USE_MAX * rng.random()
     return fleet
+
+
+def _report(fleet: FleetState, engine: int, step_s: float, admitted: int) -> None:
+    used = 0.5 * (engine % 2)
+    fleet.report(engine, EngineReport(used, 0, step_s, 2e-5, 2e-4, admitted_requests=admitted))
