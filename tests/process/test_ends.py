@@ -1,6 +1,7 @@
 """However a fleet ends, nothing of it stays: no process, no file; and what is wrong is said."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from zerolayer.bench.fleet_process import ENVIRONMENT, FleetOptions, FleetProces
 from zerolayer.bench.server_process import free_port
 
 ENDS_WITHIN_S = 10.0
+#: A socket of vLLM's, its process group's file, and what holds a fork server's socket.
+TEMPORARY = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$|vllm_dist_|pymp-")
 ENDLESS = Ask(COMPLETIONS, {"prompt": "Once", "max_tokens": 3000, "ignore_eos": True, "seed": 1})
 
 
@@ -36,9 +39,9 @@ def streaming(fleet: FleetProcess) -> Iterator[Iterator[str]]:
 
 
 def temporary_files() -> set[Path]:
-    """What vLLM makes in the system's directory for temporary files."""
+    """What vLLM and multiprocessing make in the system's directory for temporary files."""
     entries = Path(tempfile.gettempdir()).iterdir()
-    return {path for path in entries if path.is_socket() or path.name.startswith("vllm_dist_")}
+    return {path for path in entries if TEMPORARY.match(path.name)}
 
 
 def test_ctrl_c_ends_everything_while_streams_run_and_an_engine_is_frozen(model: str) -> None:

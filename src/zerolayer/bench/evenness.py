@@ -147,6 +147,8 @@ def run_evenness(options: EvennessOptions, console: Console) -> dict[str, Any]:
             f"round {number + 1}/{options.rounds} {' '.join(words)}: std of utilisation "
             f"{spread[0]:.3f}, mean {spread[1]:.2f}, {rounds[-1].tokens_per_s:.1f} tokens/s"
         )
+        if broken := rounds[-1].broken:
+            say(f"{len(broken)} streams broke in it, the first by {broken[0]}")
     return {
         **compared(rounds, options),
         "requests_per_round": round(requests / len(rounds), 1),
@@ -171,7 +173,7 @@ async def _measure(
         async with watched(client, LOOK_EVERY_S, take):
             records = await play(client, arrivals, requests)
         status = await client.status()
-    seen.broken = [str(record.fault) for record in records if record.broken]
+    seen.broken = [record.fault for record in records if record.broken]
     pairs = zip(arrivals, records, strict=True)
     seen.records = [record for arrival, record in pairs if arrival.at_s >= WARM_UP_S]
     seen.prefill_s = [row["step_model_s"][1] for row in status["engines"]]

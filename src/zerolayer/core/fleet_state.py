@@ -238,12 +238,8 @@ class FleetState:
     ) -> None:
         """The first token of a stream came: nothing of it waits any more (all as in `placed`), and
         its whole prompt is context now (None: it was computed whole)."""
-        self._take(self.waiting_tokens, engine, waiting_tokens)
-        self._take(self.waiting_requests, engine, 1)
         context = waiting_tokens if context_tokens is None else context_tokens
-        self._take_context(engine, context)
-        if resumed:
-            self._take(self.resuming_tokens, engine, waiting_tokens)
+        self._waits_no_more(engine, waiting_tokens, context, resumed=resumed)
         self.running_tokens[engine] += context
 
     def grew(self, engine: int, tokens: int) -> None:
@@ -262,14 +258,11 @@ class FleetState:
         """A stream left, with what it still had in either count (one of the two is 0);
         `context_tokens` and `resumed` of one that still waited as in `placed`."""
         self._take(self.running_requests, engine, 1)
-        if running_tokens == 0:
-            self._take(self.waiting_requests, engine, 1)
+        if running_tokens:
+            self._take(self.running_tokens, engine, running_tokens)
+        else:
             context = waiting_tokens if context_tokens is None else context_tokens
-            self._take_context(engine, context)
-            if resumed:
-                self._take(self.resuming_tokens, engine, waiting_tokens)
-        self._take(self.waiting_tokens, engine, waiting_tokens)
-        self._take(self.running_tokens, engine, running_tokens)
+            self._waits_no_more(engine, waiting_tokens, context, resumed=resumed)
 
     def emptied(self, engine: int) -> None:
         """The engine is gone or new: it holds nothing."""
@@ -284,9 +277,13 @@ class FleetState:
         self.stream_stay[engine] = 1.0
         self.hardware(engine, NO_COUNTERS)
 
-    def _take_context(self, engine: int, tokens: int) -> None:
-        """A stream waits no more; what queues is among what waits."""
-        self._take(self.waiting_context, engine, tokens)
+    def _waits_no_more(self, engine: int, tokens: int, context: int, *, resumed: bool) -> None:
+        """Undo what `placed` counted as waiting. What queues is among what waits."""
+        self._take(self.waiting_requests, engine, 1)
+        self._take(self.waiting_tokens, engine, tokens)
+        self._take(self.waiting_context, engine, context)
+        if resumed:
+            self._take(self.resuming_tokens, engine, tokens)
         waiting = self.waiting_context.item(engine)
         if self.queued_context.item(engine) > waiting:
             self.queued_context[engine] = waiting

@@ -39,6 +39,7 @@ ROUNDS = 3
 REFRESH_EVERY_S = 0.5
 """Pooling takes 3 ms for 256 engines, on a busy core."""
 STEPS_AT_ONCE = 20
+"""First steps of an engine that change what is believed of it at once."""
 FLOOR_SHARE = 0.002
 """The same as a share of the prior's deviation, for a coefficient that is near zero."""
 

@@ -94,9 +94,10 @@ class Launcher:
     def warm_up(self, scratch: Path) -> None:
         """Start the fork server (call in the main thread: its death signal hangs on it).
 
-        `scratch`: where its socket is from now on; whoever removes that removes it.
+        `scratch`: where its socket is from now on; whoever removes that removes it. Raises
+        `EngineError` where it cannot be made.
         """
-        scratch.mkdir(mode=0o700, exist_ok=True)
+        _make_scratch(scratch)
         usual, tempfile.tempdir = tempfile.tempdir, str(scratch)
         try:
             preload.ensure_running()
@@ -115,10 +116,7 @@ class Launcher:
 
     async def _start(self, order: LaunchOrder) -> LaunchedEngine:
         began = time.monotonic()
-        try:
-            order.scratch.mkdir(mode=0o700, exist_ok=True)
-        except OSError as cause:
-            raise EngineError(f"cannot create {order.scratch}: {cause.strerror}") from cause
+        _make_scratch(order.scratch)
         process = self._context.Process(
             target=engine_main,
             name=f"EngineCore-{order.name}",
@@ -374,3 +372,10 @@ def last_words(log_path: Path) -> str:
     lines = [line.strip() for line in lines if line.strip()]
     errors = [line for line in lines if "Error" in line and "ERROR" not in line.split()[:1]]
     return (errors or lines or [""])[-1][-300:]
+
+
+def _make_scratch(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+    except OSError as cause:
+        raise EngineError(f"cannot create {path}: {cause.strerror}") from cause
