@@ -1,6 +1,7 @@
 """What happens to running streams when engines die, freeze, hang or crawl, and clients leave."""
 
 import contextlib
+import os
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import psutil
 import pytest
 
 from tests.asking import ANSWER_TIMEOUT_S, COMPLETIONS, Answer, Ask, Fault, ask
+from tests.same_answers import assert_same
 from tests.waiting import until
 from zerolayer.arena.tables import StallDetectCfg, StallSettings
 from zerolayer.bench import chaos_signals
@@ -49,12 +51,6 @@ class Blow(Fault):
             self._act(self.victim)
 
 
-def assert_unchanged(got: Answer, reference: Answer) -> None:
-    assert not got.errors
-    assert got.done
-    assert got.content == reference.content
-
-
 def engine(fleet: FleetProcess, name: str) -> dict[str, Any]:
     return chaos_signals.engine_row(fleet.status(), name)
 
@@ -67,6 +63,16 @@ def streaming(fleet: FleetProcess, request: Ask) -> Iterator[Iterator[str]]:
         http.stream("POST", request.path, json=request.sent()) as response,
     ):
         yield (line for line in response.iter_lines() if line.startswith("data:"))
+
+
+def test_engines_have_process_groups_of_their_own_in_the_session_of_the_serving_process(
+    fleet: FleetProcess,
+) -> None:
+    """A group keeps Ctrl-C away; sessions are weighed against each other (sched_autogroup)."""
+    for row in fleet.status()["engines"]:
+        pids = chaos_signals.engine_pids(row)
+        assert {os.getpgid(pid) for pid in pids} == {row["core_pid"]}
+        assert {os.getsid(pid) for pid in pids} == {os.getsid(0)}
 
 
 def test_a_client_that_leaves_ends_its_work_at_once(fleet: FleetProcess) -> None:
@@ -91,7 +97,7 @@ def test_an_engine_that_dies_before_the_first_token_costs_nothing_but_time(
     request = Ask(COMPLETIONS, STORY.but(prompt=prompt, max_tokens=8).body, stream=False)
     reference = ask(fleet, request)
     got = ask(fleet, request, fault := Fault(fleet, signal.SIGKILL, after_tokens=0))
-    assert_unchanged(got, reference)
+    assert_same(got, reference)
     assert fault.victim is not None
     assert [(m["from"], m["delivered_tokens"]) for m in got.moves] == [(fault.victim["id"], 0)]
 
@@ -105,7 +111,7 @@ def test_a_stream_leaves_an_engine_of_which_one_process_is_frozen(
         chaos_signals.send({**victim, "core_pid": None, "worker_pids": pids}, signal.SIGSTOP)
 
     got = ask(fleet, STORY, Blow(fleet, freeze))
-    assert_unchanged(got, story)
+    assert_same(got, story)
     assert [move["reason"] for move in got.moves] == ["stalled: stopped"]
 
 
@@ -114,7 +120,7 @@ def test_a_killed_engine_comes_back_by_itself_and_says_what_it_died_of(
 ) -> None:
     before = {row["id"]: row for row in fleet.status()["engines"]}
     got = ask(fleet, STORY, fault := Fault(fleet, signal.SIGKILL, MID))
-    assert_unchanged(got, story)
+    assert_same(got, story)
     assert fault.victim is not None
     name = fault.victim["id"]
     fleet.wait_all_ready()
@@ -134,7 +140,7 @@ def test_a_stream_leaves_an_engine_that_spins_or_crawls(
     fleet: FleetProcess, story: Answer, mode: str, factor: float
 ) -> None:
     got = ask(fleet, STORY, Blow(fleet, lambda row: fleet.order(row["id"], mode, factor)))
-    assert_unchanged(got, story)
+    assert_same(got, story)
     assert got.moves, "the stream stayed where it was"
 
 
@@ -146,7 +152,7 @@ def test_a_stream_without_any_engine_waits_and_goes_on_from_the_arena(
             chaos_signals.send(row, signal.SIGKILL)
 
     got = ask(fleet, STORY, Blow(fleet, kill_all))
-    assert_unchanged(got, story)
+    assert_same(got, story)
     assert got.moves
     assert all(move["restored_tokens"] > 0 for move in got.moves), got.moves
 
@@ -163,7 +169,7 @@ def test_a_woken_engine_adds_nothing_and_is_taken_back(fleet: FleetProcess, stor
                 self.fleet.cont(frozen[0])
 
     got = ask(fleet, STORY, FreezeAndWake(fleet, signal.SIGSTOP, MID))
-    assert_unchanged(got, story)
+    assert_same(got, story)
     assert len(got.moves) == 1
     assert frozen == [got.moves[0]["from"]]
     incarnation = engine(fleet, frozen[0])["incarnation"]

@@ -1,8 +1,12 @@
 """A server as a process of its own: started, waited for, looked at, and always ended.
 
-It runs in its own session, so that a Ctrl-C on the terminal reaches the measurement alone, which
+It has its own process group, so that a Ctrl-C on the terminal reaches the measurement alone, which
 then ends the server; and it dies with the measurement, however that ends. Start it in the main
 thread: the kernel ties its life to the thread that started it.
+
+It shares the measurement's session. Linux weighs sessions against each other (`sched_autogroup`),
+and beside a busy server a client in another one did not get a core for seconds at a time: that
+would be measured as a pause of every stream.
 """
 
 import contextlib
@@ -203,7 +207,7 @@ class ServerProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **self.command.environment},
-                start_new_session=True,
+                process_group=0,
                 preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509 - no threads yet
             )
 

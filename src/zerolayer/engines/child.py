@@ -25,10 +25,13 @@ def engine_main(
 ) -> None:
     """Entry point of one engine (a fork of the fork server).
 
-    A session of its own keeps a terminal's Ctrl-C away from the engine: the serving process
-    decides when engines end. Output goes to `log_path`, so that a crash leaves its last words.
+    A process group of its own keeps a terminal's Ctrl-C away from the engine: the serving process
+    decides when engines end. Not a session of its own: Linux weighs sessions against each other
+    (`sched_autogroup`), and with one per engine the serving process did not get a core for up to
+    11 s while engines computed (`docs/figures.md`). Output goes to `log_path`, so that a crash
+    leaves its last words.
     """
-    os.setsid()
+    os.setpgid(0, 0)
     die_with_parent(os.getppid())
     end_if_orphaned(fleet_pid)
     renice([os.getpid()], STARTING_NICE)

@@ -322,14 +322,14 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def _tree(pid: int) -> list[psutil.Process]:
-    """The process, its descendants, and everything else in the session that it leads."""
+    """The process, its descendants, and everything else in the group that it leads."""
     found: dict[int, psutil.Process] = {}
     with contextlib.suppress(psutil.NoSuchProcess):
         root = psutil.Process(pid)
         found = {p.pid: p for p in (root, *root.children(recursive=True))}
     for process in psutil.process_iter():
         with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
-            if os.getsid(process.pid) == pid:
+            if os.getpgid(process.pid) == pid:
                 found[process.pid] = process
     return list(found.values())
 

@@ -46,9 +46,8 @@ def renice(pids: Iterable[int], niceness: int) -> None:
     """Set the CPU priority of an engine's processes, 0 (ordinary) to 19 (lowest).
 
     An engine that starts reads weights with every core it can get, and what is left of a stalled
-    one spins on vLLM's queues, while the others carry their streams. An engine has a session of
-    its own, so the kernel may weigh it as one group against others (`sched_autogroup`), whatever
-    the niceness of its threads: both are set. Does nothing for a user who could not undo it.
+    one spins on vLLM's queues, while the others carry their streams. Does nothing for a user who
+    could not undo it.
     """
     if may_renice():
         _set_niceness(pids, niceness)
@@ -66,8 +65,6 @@ def let_die_quietly(pids: Iterable[int]) -> None:
 
 def _set_niceness(pids: Iterable[int], niceness: int) -> None:
     for pid in pids:
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/autogroup", "w") as group:
-            group.write(str(niceness))
         with contextlib.suppress(OSError):
             for thread in os.listdir(f"/proc/{pid}/task"):
                 with contextlib.suppress(OSError):
