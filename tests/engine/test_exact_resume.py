@@ -3,17 +3,21 @@
 Each case runs undisturbed first, then with its engine struck. Equal means token ids, text,
 log-probabilities, tool calls, finish reason and usage. vLLM promises equal bits only for equal
 shapes of computation, so every run is alone on its engine and has a cold prefix cache, except where
-the cache is what is tested.
+the cache is what is tested. Where an answer differs, both engines are asked without a fault: only
+if they agree did the fault change it (`tests/same_answers.py`).
 """
 
 import signal
+import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.asking import CHAT, COMPLETIONS, RESPONSES, Answer, Ask, Fault, ask
 from tests.fleet_fixture import heal
-from zerolayer.bench.fleet_process import BLOCK_TOKENS, FleetProcess
+from tests.same_answers import assert_same, assert_whole, difference, engines_agree
+from tests.waiting import until
+from zerolayer.bench.fleet_process import BLOCK_TOKENS, FleetProcess, all_ready
 
 KILL, FREEZE = signal.SIGKILL, signal.SIGSTOP
 TOKENS = 36
@@ -112,6 +116,8 @@ STRUCK = [
 
 
 REFERENCE_TRIES = 3
+#: Engines that disagree undisturbed are rare (one start in a hundred or so): more are a defect.
+RENEWALS_MAX = 2
 
 
 class Undisturbed:
@@ -120,6 +126,7 @@ class Undisturbed:
     def __init__(self, fleet: FleetProcess) -> None:
         self._fleet = fleet
         self._known: dict[str, Answer] = {}
+        self._renewals = 0
 
     def of(self, request: Ask) -> Answer:
         key = repr(request)
@@ -128,6 +135,17 @@ class Undisturbed:
         else:
             self._known[key] = self.again(request)
         return self._known[key]
+
+    def start_anew(self, seen: str) -> None:
+        """Start both engines anew, because they differ without a fault; forgets what they said."""
+        self._renewals += 1
+        assert self._renewals <= RENEWALS_MAX, f"engines disagree again, undisturbed: {seen}"
+        warnings.warn(f"engines disagree undisturbed and are started anew: {seen}", stacklevel=2)
+        self._known.clear()
+        for row in self._fleet.status()["engines"]:
+            self._fleet.kill(row["id"])
+        until(lambda: not all_ready(self._fleet.status()), seconds=10.0)
+        self._fleet.wait_all_ready()
 
     def again(self, request: Ask) -> Answer:
         """A reference must be undisturbed: where the box itself made the fleet move it, ask again.
@@ -161,11 +179,6 @@ def undisturbed(shared_fleet: FleetProcess) -> Undisturbed:
     return Undisturbed(shared_fleet)
 
 
-def assert_whole(answer: Answer) -> None:
-    assert not answer.errors, answer.errors
-    assert answer.done
-
-
 def struck(
     fleet: FleetProcess,
     request: Ask,
@@ -188,9 +201,23 @@ def struck(
     raise AssertionError(f"no fault struck where it was meant to: contexts {cuts}")
 
 
-def assert_same(got: Answer, reference: Answer) -> None:
-    assert_whole(got)
-    assert got.content == reference.content
+def assert_unchanged(
+    fleet: FleetProcess,
+    undisturbed: Undisturbed,
+    request: Ask,
+    number: signal.Signals = FREEZE,
+    after_tokens: int = MID,
+    wanted: Callable[[Answer], bool] = lambda answer: True,
+) -> None:
+    """Strike, and compare with the undisturbed answer; engines that disagree without a fault are
+    started anew first, and it is struck again."""
+    reference = undisturbed.of(request)
+    got = struck(fleet, request, number, after_tokens, wanted)
+    if got.content != reference.content and not engines_agree(fleet, request, reference):
+        undisturbed.start_anew(difference(got, reference))
+        reference = undisturbed.of(request)
+        got = struck(fleet, request, number, after_tokens, wanted)
+    assert_same(got, reference)
 
 
 def test_undisturbed_answers_repeat_themselves_on_both_engines(
@@ -210,16 +237,14 @@ def test_an_answer_survives_its_engine_unchanged(
     if name.endswith("tool"):
         (call,) = reference.choices["0"]["tool_calls"].values()
         assert call["function"]["name"] == "get_weather"
-    assert_same(struck(fleet, CASES[name], number, MID), reference)
+    assert_unchanged(fleet, undisturbed, CASES[name], number)
 
 
 @pytest.mark.parametrize("number", [FREEZE, KILL], ids=["freeze", "kill"])
 def test_the_first_token_is_not_said_twice(
     fleet: FleetProcess, undisturbed: Undisturbed, number: signal.Signals
 ) -> None:
-    request = CASES["penalties, sampled"]
-    reference = undisturbed.of(request)
-    assert_same(struck(fleet, request, number, 1), reference)
+    assert_unchanged(fleet, undisturbed, CASES["penalties, sampled"], number, 1)
 
 
 @pytest.mark.parametrize("left", [1, 3])
@@ -227,8 +252,7 @@ def test_the_last_tokens_come_from_the_other_engine(
     fleet: FleetProcess, undisturbed: Undisturbed, left: int
 ) -> None:
     request = CASES["sampled with a seed"]
-    reference = undisturbed.of(request)
-    assert_same(struck(fleet, request, FREEZE, TOKENS - left), reference)
+    assert_unchanged(fleet, undisturbed, request, FREEZE, TOKENS - left)
 
 
 @pytest.mark.parametrize("beside", [-1, 0, 1])
@@ -242,8 +266,8 @@ def test_a_cut_at_the_edge_of_a_block_loses_nothing(
     def at_the_edge(answer: Answer) -> bool:
         return bool(answer.moves[0]["context_tokens"] == edge + beside)
 
-    got = struck(fleet, GREEDY, FREEZE, edge + beside - prompt_tokens, at_the_edge)
-    assert_same(got, reference)
+    after = edge + beside - prompt_tokens
+    assert_unchanged(fleet, undisturbed, GREEDY, FREEZE, after, at_the_edge)
 
 
 def test_a_prompt_from_the_prefix_cache_goes_on_unchanged(fleet: FleetProcess) -> None:
@@ -278,8 +302,7 @@ def test_a_stop_string_that_the_cut_splits_still_ends_the_answer(
     assert reference.choices["0"]["finish_reason"] == "stop"
     assert reference.content["usage"]["completion_tokens"] == cut + 1
 
-    got = struck(fleet, request, FREEZE, cut - 1)
-    assert_same(got, reference)
+    assert_unchanged(fleet, undisturbed, request, FREEZE, cut - 1)
 
 
 def at_first(text: str, pieces: list[str], at: int) -> bool:
@@ -302,14 +325,14 @@ def test_stop_token_ids_and_min_tokens_count_from_the_start_of_the_answer(
     request = GREEDY.but(stop_token_ids=[early], min_tokens=TOKENS - 8, ignore_eos=False)
     reference = undisturbed.of(request)
     assert len(reference.token_ids) >= TOKENS - 8
-    assert_same(struck(fleet, request, FREEZE, MID), reference)
+    assert_unchanged(fleet, undisturbed, request)
 
     later = next(token for at, token in enumerate(tokens) if at > MID + 4 and token not in
                  tokens[:at])  # fmt: skip
     request = GREEDY.but(stop_token_ids=[later])
     reference = undisturbed.of(request)
     assert reference.choices["0"]["finish_reason"] == "stop"
-    assert_same(struck(fleet, request, FREEZE, MID), reference)
+    assert_unchanged(fleet, undisturbed, request)
 
 
 def test_logit_bias_and_bad_words_hold_on_the_other_engine(
@@ -322,7 +345,7 @@ def test_logit_bias_and_bad_words_hold_on_the_other_engine(
     reference = undisturbed.of(request)
     assert frequent not in reference.token_ids
     assert word not in reference.text
-    assert_same(struck(fleet, request, FREEZE, MID), reference)
+    assert_unchanged(fleet, undisturbed, request)
 
 
 def test_two_answers_of_one_request_both_go_on(
@@ -331,4 +354,4 @@ def test_two_answers_of_one_request_both_go_on(
     request = GREEDY.but(n=2, **SAMPLED)
     reference = undisturbed.of(request)
     assert set(reference.choices) == {"0", "1"}
-    assert_same(struck(fleet, request, FREEZE, MID), reference)
+    assert_unchanged(fleet, undisturbed, request)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.asking import COMPLETIONS, Answer, Ask, Fault, ask
+from tests.same_answers import assert_same
 from tests.waiting import until
 from zerolayer.bench import chaos_signals
 from zerolayer.bench.compare import compare
@@ -53,12 +54,6 @@ class OrderUnder(Fault):
         super().end()
         if self._job is not None:
             self._job.join()
-
-
-def assert_same(got: Answer, reference: Answer) -> None:
-    assert not got.errors
-    assert got.done
-    assert got.content == reference.content
 
 
 def test_a_drained_engine_gives_its_stream_away_and_gets_none_until_it_is_undrained(
