@@ -44,11 +44,14 @@ def temporary_files() -> set[Path]:
     return {path for path in entries if TEMPORARY.match(path.name)}
 
 
-def test_ctrl_c_ends_everything_while_streams_run_and_an_engine_is_frozen(model: str) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["ctrl-c", "hang-up"])
+def test_a_terminal_ends_everything_while_streams_run_and_an_engine_is_frozen(
+    model: str, number: signal.Signals
+) -> None:
     before = temporary_files()
     with FleetProcess(FleetOptions(model)) as fleet, streaming(fleet):
         fleet.stop("e1")
-        report = fleet.end(signal.SIGINT)
+        report = fleet.end(number)
     assert report.seconds < ENDS_WITHIN_S, report
     assert report.clean, report
     assert report.exit_code == 0, fleet.log_tail()

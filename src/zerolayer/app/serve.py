@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import time
@@ -47,7 +48,7 @@ OnEvent = Callable[[FleetEvent], None]
 
 
 def run_serve(options: ServeOptions, on_event: OnEvent) -> int:
-    """Serve until SIGINT or SIGTERM; returns the exit status.
+    """Serve until SIGINT, SIGTERM or SIGHUP; returns the exit status.
 
     Raises `ZeroLayerError` with one clear sentence when it cannot start.
     """
@@ -260,7 +261,11 @@ def _tell_client(llm: AsyncLLM, stream_id: str, outcome: Outcome, message: str) 
 
 @contextlib.contextmanager
 def _stop_on_signals() -> Iterator[None]:
-    """Before vLLM's server has its handlers, SIGINT and SIGTERM cancel the start."""
+    """Before vLLM's server has its handlers, SIGINT and SIGTERM cancel the start.
+
+    SIGHUP, the end of a terminal, becomes SIGTERM at any time, so that nothing stays in shared
+    memory; where it is ignored (`nohup`), it stays so.
+    """
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
@@ -273,6 +278,8 @@ def _stop_on_signals() -> Iterator[None]:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        loop.add_signal_handler(signal.SIGHUP, os.kill, os.getpid(), signal.SIGTERM)
     try:
         yield
     except asyncio.CancelledError:
