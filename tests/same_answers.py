@@ -44,7 +44,7 @@ def _parting(got: dict[str, Any], reference: dict[str, Any]) -> str:
                 return f"choice {index} parts at its token {at}"
     if "streamed" in reference and got.get("streamed") != reference["streamed"]:
         return f"{got.get('streamed')!r} is not {reference['streamed']!r}"
-    return "the texts are the same, other fields differ"
+    return "no token is known to differ, but some field does"
 
 
 def engines_agree(fleet: FleetProcess, request: Ask, reference: Answer) -> bool:
@@ -60,7 +60,9 @@ def _by(fleet: FleetProcess, engine: str, names: list[str], request: Ask) -> Ans
     for name in others:
         carry_out(fleet.base_url, "drain", {"engine": name})
     try:
-        return ask(fleet, request)
+        answer = ask(fleet, request)
+        assert_whole(answer)
+        return answer
     finally:
         for name in others:
             carry_out(fleet.base_url, "undrain", {"engine": name})
